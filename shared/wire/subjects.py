@@ -1,0 +1,112 @@
+"""Every subject of the control plane, and which message types may travel on it.
+
+The subject tree is also the permission tree: each role's credential is derived from `GRANTS`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shared.ids import WorkerId
+
+PLACE: Final = "baton.scheduler.place"
+PLACEMENT_ENDED: Final = "baton.scheduler.ended"
+REGISTER: Final = "baton.scheduler.register"
+HEARTBEATS: Final = "baton.heartbeat.*.*"
+BLOCK_EVENTS: Final = "baton.blocks.*.*"
+LOST: Final = "baton.cluster.lost"
+"""Broadcast by the scheduler: WorkerLost."""
+
+
+def heartbeat(role: str, worker: WorkerId) -> str:
+    return f"baton.heartbeat.{role}.{worker}"
+
+
+def block_events(role: str, worker: WorkerId) -> str:
+    return f"baton.blocks.{role}.{worker}"
+
+
+def snapshot(role: str, worker: WorkerId) -> str:
+    """Request: SnapshotRequest -> BlockSnapshot."""
+    return f"baton.snapshot.{role}.{worker}"
+
+
+def job(role: str, worker: WorkerId) -> str:
+    """Request: DecodeJob | PrefillJob | CancelRequest | ResendTokens -> Accepted | Refused | ..."""
+    return f"baton.{role}.{worker}.job"
+
+
+def pages(worker: WorkerId) -> str:
+    """Request to a decode worker: PagesReady | PrefillFailed -> Acknowledged | Refused."""
+    return f"baton.decode.{worker}.pages"
+
+
+def leases(worker: WorkerId) -> str:
+    """Request to a prefill worker: RenewLeases | ReleaseLease -> LeasesRenewed | Acknowledged."""
+    return f"baton.prefill.{worker}.leases"
+
+
+def tokens(gateway: WorkerId) -> str:
+    """Publish to a gateway: TokenChunk | JobFailed."""
+    return f"baton.gateway.{gateway}.tokens"
+
+
+def pool(worker: WorkerId) -> str:
+    """Request to a pool node: OfferBlocks | LookupBlocks | ReleaseBlocks."""
+    return f"baton.kvpool.{worker}.blocks"
+
+
+GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "gateway": {
+        "publish": (
+            PLACE,
+            PLACEMENT_ENDED,
+            REGISTER,
+            "baton.heartbeat.gateway.*",
+            "baton.prefill.*.job",
+            "baton.decode.*.job",
+        ),
+        "subscribe": ("baton.gateway.*.tokens", LOST),
+    },
+    "scheduler": {
+        "publish": ("baton.snapshot.*.*", LOST),
+        "subscribe": (PLACE, PLACEMENT_ENDED, REGISTER, HEARTBEATS, BLOCK_EVENTS),
+    },
+    "prefill": {
+        "publish": (
+            REGISTER,
+            "baton.heartbeat.prefill.*",
+            "baton.blocks.prefill.*",
+            "baton.decode.*.pages",
+            "baton.gateway.*.tokens",
+            "baton.kvpool.*.blocks",
+        ),
+        "subscribe": (
+            "baton.prefill.*.job",
+            "baton.prefill.*.leases",
+            "baton.snapshot.prefill.*",
+            LOST,
+        ),
+    },
+    "decode": {
+        "publish": (
+            REGISTER,
+            "baton.heartbeat.decode.*",
+            "baton.blocks.decode.*",
+            "baton.prefill.*.leases",
+            "baton.gateway.*.tokens",
+        ),
+        "subscribe": (
+            "baton.decode.*.job",
+            "baton.decode.*.pages",
+            "baton.snapshot.decode.*",
+            LOST,
+        ),
+    },
+    "kvpool": {
+        "publish": (REGISTER, "baton.heartbeat.kvpool.*", "baton.blocks.kvpool.*"),
+        "subscribe": ("baton.kvpool.*.blocks", "baton.snapshot.kvpool.*", LOST),
+    },
+}
+"""Per role: subjects it may publish and subscribe, besides its own inbox `_INBOX_<role>.>`.
+The scheduler alone also uses JetStream KV, for its own buckets (see ops/nats)."""

@@ -1,0 +1,101 @@
+"""Messages about workers: registration with an epoch, heartbeats, load.
+
+Load figures are the worker's own truth; the scheduler adds only charges a report had not seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.ids import Epoch, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWorker:
+    """A process asks the scheduler for its epoch. Same `incarnation`: same answer again."""
+
+    worker: WorkerId
+    role: str
+    """'gateway', 'prefill', 'decode' or 'kvpool'."""
+    incarnation: str
+    """Random per process start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The epoch of this incarnation, taken by compare-and-set."""
+
+    worker: WorkerId
+    epoch: Epoch
+    leader_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of engine work: prefill = step_s + token_s*n + pair_s*((n+p)^2 - p^2)."""
+
+    step_s: float
+    token_s: float
+    pair_s: float
+    decode_step_s: float
+    """One decode step of one sequence."""
+    decode_sequence_s: float
+    """Each further sequence in the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a worker has to do and what it has room for, at the moment of the heartbeat."""
+
+    queued_requests: int
+    queued_tokens: int
+    running_sequences: int
+    work_left_s: float
+    """Estimated seconds until an arriving job would start."""
+    pages_total: int
+    pages_free: int
+    """Free or cached without a reference: what a new job could get."""
+    placement_sequence: int
+    """Highest placement seen by this worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCount:
+    """Anti-entropy: number and sum (mod 2^128, hex) of held block hashes at `sequence`."""
+
+    sequence: int
+    blocks: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Alive, with load. Sent every heartbeat_s and once more when the state changes."""
+
+    worker: WorkerId
+    role: str
+    epoch: Epoch
+    sequence: int
+    state: str
+    """'ready' or 'draining'; 'ended' once, on the way out."""
+    model_digest: str
+    layout_digest: str
+    block_tokens: int
+    plane_address: str
+    probe_port: int
+    load: WorkerLoad
+    cost: CostModel
+    blocks: BlockCount
+    peers_lost: tuple[WorkerId, ...] = ()
+    """Peers that this worker could not reach on the data plane since the last beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The scheduler declares an incarnation dead (silent, or replaced by a newer epoch)."""
+
+    worker: WorkerId
+    role: str
+    epoch: Epoch
+    leader_epoch: Epoch
+    cause: str
