@@ -1,0 +1,88 @@
+"""What can happen to the scheduler's core, and what it may ask of its shell.
+
+Wire messages are events as they are; the rest is named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.ids import Epoch, WorkerId
+from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
+from shared.wire.requests import Placement, PlacementEnded, PlaceRequest, Refused
+from shared.wire.workers import Heartbeat, WorkerLost
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTaken:
+    """The store gave an incarnation its epoch (a registration was answered)."""
+
+    worker: WorkerId
+    role: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """The worker did not answer a snapshot request; the next heartbeat may start another."""
+
+    worker: WorkerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class BusLost:
+    """No connection: silence proves nothing from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusRestored:
+    """Connected again: every worker gets a fresh chance to be heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = (
+    PlaceRequest
+    | PlacementEnded
+    | Heartbeat
+    | BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | BlockSnapshot
+    | EpochTaken
+    | SnapshotFailed
+    | BusLost
+    | BusRestored
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The reply to the PlaceRequest that was just handled."""
+
+    reply: Placement | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Broadcast that an incarnation is dead."""
+
+    lost: WorkerLost
+
+
+@dataclass(frozen=True, slots=True)
+class AskSnapshot:
+    """Request one part of a worker's blocks."""
+
+    worker: WorkerId
+    role: str
+    epoch: Epoch
+    chunk: int
+
+
+Action = Answer | Declare | AskSnapshot

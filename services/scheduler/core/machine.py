@@ -1,0 +1,288 @@
+"""The scheduler's core: who lives, who holds what, where the next request runs.
+
+Soft state only: everything here is rebuilt from heartbeats, block events and snapshots.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from services.scheduler.core.cluster import Charge, Cluster, Worker
+from services.scheduler.core.events import (
+    Action,
+    Answer,
+    AskSnapshot,
+    BusLost,
+    BusRestored,
+    Declare,
+    EpochTaken,
+    Event,
+    SnapshotFailed,
+    Tick,
+)
+from services.scheduler.core.placement import (
+    MAX_REPORTED,
+    Option,
+    PlacementSettings,
+    Placer,
+    pages_needed,
+    usable,
+)
+from services.scheduler.core.prefixes import PrefixIndex
+from shared.errors import Code
+from shared.ids import Attempt, Epoch, RequestId, WorkerId
+from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
+from shared.wire.requests import Placement, PlacementEnded, PlaceRequest, Refused, WorkerRef
+from shared.wire.workers import Heartbeat, WorkerLost
+
+_SEQUENCE_SPAN: Final = 1 << 32
+_REMEMBERED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What the core needs to know about its world."""
+
+    leader_epoch: Epoch
+    lost_after_s: float
+    route: str
+    """Applied where a request says 'auto'."""
+    placement: PlacementSettings
+
+
+class SchedulerMachine:
+    """State + handle(event, now) -> actions. One request of a gateway gets one answer; asking
+    the same (request, attempt) again gives the same placement while its workers live."""
+
+    def __init__(self, settings: SchedulerSettings, chance: random.Random) -> None:
+        self._settings = settings
+        self._placer = Placer(settings.placement, chance)
+        self._bus_up = True
+        self._sequence = settings.leader_epoch * _SEQUENCE_SPAN
+        self._decisions: OrderedDict[RequestId, Placement] = OrderedDict()
+        self.cluster = Cluster()
+        self.index = PrefixIndex()
+        self.counts: Counter[str] = Counter()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Apply one event. Late, repeated and unknown ones are counted and change nothing."""
+        match event:
+            case PlaceRequest():
+                return [Answer(self._place(event, now))]
+            case PlacementEnded():
+                return self._ended(event)
+            case Heartbeat():
+                return self._heard(event, now)
+            case BlocksStored() | BlocksRemoved() | BlocksCleared():
+                return self._ask_snapshot(event.worker) if self.index.apply(event) else []
+            case BlockSnapshot():
+                part = self.index.take_part(event)
+                return [] if part is None else self._ask_snapshot(event.worker, part)
+            case EpochTaken():
+                return self._epoch_taken(event)
+            case SnapshotFailed():
+                self.index.abandon_snapshot(event.worker, event.epoch)
+                return []
+            case BusLost():
+                self._bus_up = False
+                return []
+            case BusRestored():
+                self._bus_up = True
+                self.cluster.refresh(now)
+                return []
+            case Tick():
+                return self._tick(now)
+            case _:
+                assert_never(event)
+
+    # -- placement -----------------------------------------------------------------------
+
+    def _place(self, ask: PlaceRequest, now: float) -> Placement | Refused:
+        earlier = self._decisions.get(ask.request)
+        if earlier is not None and earlier.attempt > ask.attempt:
+            return self._refuse(Code.STALE, "a newer attempt of this request was placed")
+        if earlier is not None and earlier.attempt == ask.attempt and self._stands(earlier):
+            self.counts["placements_repeated"] += 1
+            return earlier
+        self.cluster.settle(ask.request, Attempt(ask.attempt - 1))
+        if ask.route == "auto" and self._settings.route != "auto":
+            ask = _with_route(ask, self._settings.route)
+        depths = self.index.depths(ask.block_hashes, now)
+        options = self._placer.options(ask, self.cluster, depths, now)
+        if not options:
+            return self._no_option(ask)
+        return self._decide(ask, self._placer.choose(options), options, now)
+
+    def _decide(
+        self, ask: PlaceRequest, chosen: Option, options: list[Option], now: float
+    ) -> Placement:
+        self._sequence += 1
+        ranked = sorted(options, key=lambda o: o.candidate.score_s)
+        route = "disaggregated" if chosen.prefill else "colocated"
+        placement = Placement(
+            request=ask.request,
+            attempt=ask.attempt,
+            sequence=self._sequence,
+            leader_epoch=self._settings.leader_epoch,
+            route=route,
+            prefill=chosen.prefill.ref if chosen.prefill else None,
+            decode=chosen.decode.ref,
+            kvpool=self._pool(ask, now),
+            cached_blocks=chosen.cached_blocks,
+            estimated_ttft_s=chosen.ttft_s,
+            reason=f"least score of {len(options)}: {chosen.candidate.note}",
+            candidates=tuple(o.candidate for o in ranked[:MAX_REPORTED]),
+        )
+        self._charge(ask, chosen, now)
+        computing = chosen.prefill or chosen.decode
+        self.index.predict(computing.report.worker, ask.block_hashes, now)
+        self._decisions[ask.request] = placement
+        while len(self._decisions) > _REMEMBERED:
+            self._decisions.popitem(last=False)
+        self.counts[f"placements_{route}"] += 1
+        return placement
+
+    def _charge(self, ask: PlaceRequest, chosen: Option, now: float) -> None:
+        expires = now + ask.deadline_s
+        decode_work_s = 0.0 if chosen.prefill else chosen.work_s
+        pages = pages_needed(ask, chosen.decode)
+        shares = [(chosen.decode, decode_work_s, pages)]
+        if chosen.prefill:
+            shares.append((chosen.prefill, chosen.work_s, 0))
+        for worker, work_s, taken in shares:
+            charge = Charge(self._sequence, ask.request, ask.attempt, work_s, taken, expires)
+            self.cluster.charge(worker.report.worker, charge)
+
+    def _pool(self, ask: PlaceRequest, now: float) -> WorkerRef | None:
+        """The pool node with the deepest prefix; any ready one when none holds a block."""
+        pools = self.cluster.of_role("kvpool")
+        depths = self.index.depths(ask.block_hashes, now)
+        best = max(pools, key=lambda p: depths.get(p.report.worker, 0), default=None)
+        return best.ref if best else None
+
+    def _no_option(self, ask: PlaceRequest) -> Refused:
+        decodes = self.cluster.of_role("decode")
+        if decodes and not [d for d in decodes if d.report.model_digest == ask.model_digest]:
+            return self._refuse(Code.INCOMPATIBLE_WORKERS, "no worker serves this model", 5.0)
+        able = usable(decodes, ask)
+        if able and all(d.report.load.pages_total < pages_needed(ask, d) for d in able):
+            return self._refuse(Code.KV_PAGES_EXHAUSTED, "no decode worker is large enough")
+        if able and all(d.pages_free() < pages_needed(ask, d) for d in able):
+            return self._refuse(Code.KV_PAGES_EXHAUSTED, "all decode workers are full", 1.0)
+        if able and self.cluster.of_role("prefill"):
+            return self._refuse(Code.INCOMPATIBLE_WORKERS, "no prefill and decode match", 5.0)
+        return self._refuse(Code.NO_WORKER, "no worker is ready for this route", 1.0)
+
+    def _refuse(self, code: Code, message: str, retry_after_s: float | None = None) -> Refused:
+        self.counts[f"refused_{code.value}"] += 1
+        return Refused(code.value, message, retry_after_s)
+
+    def _stands(self, placement: Placement) -> bool:
+        """Whether all incarnations of an earlier decision are still there."""
+        refs = [placement.decode, *([placement.prefill] if placement.prefill else [])]
+        return all(self._alive(ref) for ref in refs)
+
+    def _alive(self, ref: WorkerRef) -> bool:
+        worker = self.cluster.get(ref.worker)
+        return worker is not None and worker.report.epoch == ref.epoch
+
+    # -- workers -------------------------------------------------------------------------
+
+    def _heard(self, beat: Heartbeat, now: float) -> list[Action]:
+        if beat.role == "gateway":
+            return []
+        replaced = self.cluster.learn_epoch(beat.worker, beat.epoch)
+        actions = [self._lost(replaced, "replaced")] if replaced else []
+        if not self.cluster.hear(beat, now):
+            self.counts["stale_heartbeats"] += 1
+            return actions
+        if beat.state == "ended":
+            return [*actions, *self._gone(beat.worker, "ended")]
+        self.index.follow(beat.worker, beat.epoch)
+        if self.index.reconcile(beat.worker, beat.epoch, beat.blocks):
+            actions += self._ask_snapshot(beat.worker)
+        return actions
+
+    def _epoch_taken(self, event: EpochTaken) -> list[Action]:
+        replaced = self.cluster.learn_epoch(event.worker, event.epoch)
+        if replaced is None:
+            return []
+        self.index.forget(event.worker)
+        return [self._lost(replaced, "replaced")]
+
+    def _tick(self, now: float) -> list[Action]:
+        self.cluster.expire(now)
+        self.index.expire(now)
+        if not self._bus_up:
+            return []
+        silent = self.cluster.silent(now, self._settings.lost_after_s)
+        return [a for worker in silent for a in self._gone(worker.report.worker, "silent")]
+
+    def _gone(self, name: WorkerId, cause: str) -> list[Action]:
+        worker = self.cluster.remove(name)
+        self.index.forget(name)
+        return [self._lost(worker, cause)] if worker else []
+
+    def _lost(self, worker: Worker, cause: str) -> Declare:
+        self.counts[f"lost_{cause}"] += 1
+        beat = worker.report
+        lost = WorkerLost(
+            worker=beat.worker,
+            role=beat.role,
+            epoch=beat.epoch,
+            leader_epoch=self._settings.leader_epoch,
+            cause=cause,
+        )
+        return Declare(lost)
+
+    def _ended(self, event: PlacementEnded) -> list[Action]:
+        self.cluster.settle(event.request, event.attempt)
+        for ref in event.failed:
+            self.cluster.suspect(ref)
+        self.counts[f"ended_{event.outcome}"] += 1
+        return []
+
+    def _ask_snapshot(self, worker: WorkerId, chunk: int = 0) -> list[Action]:
+        known = self.cluster.get(worker)
+        if known is None:
+            return []
+        return [AskSnapshot(worker, known.report.role, known.report.epoch, chunk)]
+
+    # -- for people and tests --------------------------------------------------------------
+
+    def decision(self, request: RequestId) -> Placement | None:
+        """The latest placement of a request, of the last thousand."""
+        return self._decisions.get(request)
+
+    def story(self, request: RequestId) -> str:
+        """What was decided about a request, and why."""
+        placement = self._decisions.get(request)
+        if placement is None:
+            return f"{request}: never placed (or forgotten)"
+        lines = [f"{request} attempt {placement.attempt}: {placement.route}, {placement.reason}"]
+        for candidate in placement.candidates:
+            pair = f"{candidate.prefill or 'colocated'} + {candidate.decode}"
+            lines.append(f"  {pair}: {candidate.score_s:.4f} s {candidate.terms}")
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        """Re-derive what must hold. Raises AssertionError."""
+        self.cluster.check()
+        self.index.check()
+
+
+def _with_route(ask: PlaceRequest, route: str) -> PlaceRequest:
+    return PlaceRequest(
+        request=ask.request,
+        attempt=ask.attempt,
+        prompt_tokens=ask.prompt_tokens,
+        max_tokens=ask.max_tokens,
+        block_hashes=ask.block_hashes,
+        model_digest=ask.model_digest,
+        route=route,
+        excluded=ask.excluded,
+        deadline_s=ask.deadline_s,
+    )
