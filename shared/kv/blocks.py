@@ -1,0 +1,165 @@
+"""The pages of one worker: who holds each of them, its generation, and its seal.
+
+A page is free when nobody holds it and no lookup can find it. Knows no prefixes and no time.
+
+    grant (generation + 1)            seal, lease                  last hold ends
+ free ────────────────► referenced ──────────────► leased ───────────────────► cached
+  ▲                         │ only transfers hold it   │                          │
+  │                         └──────► quarantined ◄─────┘                    evict │
+  └───────────────────────────────────────┴───────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from shared.ids import BlockHash, Generation, PageId
+from shared.kv.invariants import InvariantError, require
+
+_NEVER_GRANTED: Final = Generation(0)
+
+
+class Hold(Enum):
+    """Why a page may not be given away."""
+
+    REFERENCE = auto()
+    """A sequence, or a caller between two calls, uses it."""
+    LEASE = auto()
+    """A peer may open a read of it."""
+    READ = auto()
+    """A read by a peer is open."""
+    WRITE = auto()
+    """A transfer or a step that its owner gave up may still write into it."""
+
+
+class State(Enum):
+    """What a page counts as; each page is in exactly one."""
+
+    FREE = auto()
+    REFERENCED = auto()
+    CACHED = auto()
+    LEASED = auto()
+    QUARANTINED = auto()
+
+
+@dataclass(slots=True)
+class Page:
+    """One slot. Only `PageTable` and `PageCache` write its fields."""
+
+    page: PageId
+    generation: Generation = _NEVER_GRANTED
+    holds: dict[Hold, int] = field(default_factory=dict)
+    """Counts above zero only."""
+    sealed: bool = False
+    checksum: int | None = None
+    block: BlockHash | None = None
+    """Name of the content, once sealed; kept also while no lookup finds it."""
+    parent: BlockHash | None = None
+    findable: bool = False
+
+    @property
+    def state(self) -> State:
+        if not self.holds:
+            return State.CACHED if self.findable else State.FREE
+        if Hold.LEASE in self.holds:
+            return State.LEASED
+        return State.REFERENCED if Hold.REFERENCE in self.holds else State.QUARANTINED
+
+
+class PageTable:
+    """Hands out pages, lowest id first so that runs of neighbours stay likely."""
+
+    def __init__(self, total: int) -> None:
+        require(total >= 0, f"page table of {total} pages")
+        self._pages = [Page(PageId(index)) for index in range(total)]
+        self._free = [page.page for page in self._pages]
+        self._states = dict.fromkeys(State, 0)
+        self._states[State.FREE] = total
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __iter__(self) -> Iterator[Page]:
+        return iter(self._pages)
+
+    def __getitem__(self, page: PageId) -> Page:
+        require(0 <= page < len(self._pages), f"no page {page} in a table of {len(self)}")
+        return self._pages[page]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def count(self, state: State) -> int:
+        return self._states[state]
+
+    def grant(self) -> Page:
+        """A free page with one reference and a new generation."""
+        require(bool(self._free), "grant without a free page")
+        page = self._pages[heapq.heappop(self._free)]
+        page.generation = Generation(page.generation + 1)
+        self.hold(page, Hold.REFERENCE)
+        return page
+
+    def hold(self, page: Page, kind: Hold) -> None:
+        before = page.state
+        page.holds[kind] = page.holds.get(kind, 0) + 1
+        self._moved(before, page.state)
+
+    def unhold(self, page: Page, kind: Hold) -> bool:
+        """Give up one hold. True when nobody holds the page any more: cache or free it now."""
+        before = page.state
+        count = page.holds.get(kind, 0)
+        require(count > 0, f"page {page.page} has no {kind.name} to give up: {page}")
+        if count > 1:
+            page.holds[kind] = count - 1
+        else:
+            del page.holds[kind]
+        self._moved(before, page.state)
+        return not page.holds
+
+    def show(self, page: Page, findable: bool) -> None:
+        """Lookups can (no longer) find the page."""
+        before = page.state
+        page.findable = findable
+        self._moved(before, page.state)
+
+    def free_page(self, page: Page) -> None:
+        """Back to the free pages; what it held is forgotten."""
+        require(page.state is State.FREE, f"freed while in use: {page}")
+        page.sealed, page.checksum = False, None
+        page.block = page.parent = None
+        heapq.heappush(self._free, page.page)
+
+    def held(self, pages: Sequence[PageId], kind: Hold) -> list[Page]:
+        """The pages, after checking that each has as many `kind` holds as it is named."""
+        found = [self[page] for page in pages]
+        for page, wanted in Counter(pages).items():
+            count = self._pages[page].holds.get(kind, 0)
+            if count < wanted:
+                raise InvariantError(f"page {page} has {count} {kind.name}, {wanted} named")
+        return found
+
+    def check(self) -> None:
+        """Every page is in one state, the counters agree, and free pages are truly free."""
+        states = Counter(page.state for page in self._pages)
+        for state, count in self._states.items():
+            require(states[state] == count, f"{state.name}: counted {count}, are {states[state]}")
+        free = [page.page for page in self._pages if page.state is State.FREE]
+        require(sorted(self._free) == free, "the free list differs from the free pages")
+        for page in self._pages:
+            require(all(count > 0 for count in page.holds.values()), f"empty hold: {page}")
+            require(page.sealed or page.block is None, f"named before its seal: {page}")
+            require(page.block is not None or not page.findable, f"found without name: {page}")
+            require(not (page.findable and Hold.WRITE in page.holds), f"found torn: {page}")
+            require(page.generation > 0 or page.state is State.FREE, f"never granted: {page}")
+
+    def _moved(self, before: State, after: State) -> None:
+        if before is not after:
+            self._states[before] -= 1
+            self._states[after] += 1

@@ -1,0 +1,13 @@
+"""The error of a broken rule inside our own code, never of what a peer or client sent."""
+
+from __future__ import annotations
+
+
+class InvariantError(AssertionError):
+    """A caller broke the rules of an owner, or an owner's own state contradicts itself."""
+
+
+def require(condition: bool, story: str) -> None:
+    """Raise InvariantError with `story` unless the condition holds."""
+    if not condition:
+        raise InvariantError(story)
