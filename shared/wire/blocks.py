@@ -77,6 +77,9 @@ class OfferBlocks:
     namespace: str
     layout_digest: str
     pages: tuple[PageRef, ...]
+    """Full blocks at consecutive positions: from 0, or from the block after `parent`."""
+    parent: BlockHash | None = None
+    """Block before pages[0]; the pool stores nothing when it does not hold that one."""
 
 
 @dataclass(frozen=True, slots=True)
