@@ -1,0 +1,68 @@
+"""One row per request, and what the latency words mean.
+
+ttft = first chunk with a token minus the *intended* send; e2e = last token chunk minus the
+intended send; tpot = (e2e - ttft) / (n - 1) with n the server's count, absent for n < 2.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Row:
+    """What happened to one request. Times are seconds from the start of the run."""
+
+    number: int
+    group: int
+    intended_s: float
+    trace_id: str
+    sent_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    chunks: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    status: int | None = None
+    outcome: str = "incomplete"
+    """'ok', 'refused', 'error', 'broken' (a stream without its end) or 'incomplete'."""
+    reason: str = ""
+    finish: str = ""
+    request_id: str = ""
+    route: str = ""
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.intended_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.last_s is None else self.last_s - self.intended_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.first_s is None or self.last_s is None or (self.output_tokens or 0) < 2:
+            return None
+        return (self.last_s - self.first_s) / ((self.output_tokens or 0) - 1)
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """All rows with the derived latencies, times in seconds, absent values empty."""
+    names = [field.name for field in fields(Row)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*names, "ttft_s", "tpot_s", "e2e_s"])
+        for row in rows:
+            values = [getattr(row, name) for name in names]
+            writer.writerow([_cell(v) for v in (*values, row.ttft_s, row.tpot_s, row.e2e_s)])
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    return f"{value:.6f}" if isinstance(value, float) else value
