@@ -93,12 +93,12 @@ def answer(core: SchedulerMachine, request: PlaceRequest, now: float) -> Placeme
     (action,) = core.handle(request, now)
     core.check()
     if not isinstance(action, Answer):
-        raise AssertionError(f"unexpected {action}")
+        raise TypeError(f"unexpected {action}")
     return action.reply
 
 
 def placed(core: SchedulerMachine, request: PlaceRequest, now: float) -> Placement:
     reply = answer(core, request, now)
     if not isinstance(reply, Placement):
-        raise AssertionError(f"refused: {reply}")
+        raise TypeError(f"refused: {reply}")
     return reply

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.scheduler.core.events import AskSnapshot, BusLost, BusRestored, Declare, EpochTaken, Tick
+from services.scheduler.core.events import (
+    AskSnapshot,
+    BusLost,
+    BusRestored,
+    Declare,
+    EpochTaken,
+    Tick,
+)
 from services.scheduler.core.machine import SchedulerMachine
 from shared.ids import Attempt, Epoch, RequestId, WorkerId
 from shared.wire.blocks import BlocksStored
