@@ -136,7 +136,8 @@ class PageCache:
 
     def drop(self, block: BlockHash) -> int:
         """Forget a block whose content proved wrong, with all blocks computed from it; who
-        holds such a page keeps it, but lookups never find it again. How many were dropped."""
+        holds such a page keeps it, but lookups never find it again. How many were dropped. What a
+        sequence computes from such a page afterwards is wrong too: its owner starts it over."""
         if block not in self._tree:
             return 0
         removed = self._tree.remove(block)

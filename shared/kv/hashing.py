@@ -53,6 +53,12 @@ def block_hashes(identity: CacheIdentity, tokens: Sequence[int]) -> tuple[BlockH
     return BlockChain(identity).extend(tokens)
 
 
+def reusable_blocks(tokens: int, block_tokens: int) -> int:
+    """How many leading full blocks of a sequence may come from a cache: all but those that
+    hold its last token, which is always computed because the next one is drawn from it."""
+    return max(0, tokens - 1) // block_tokens
+
+
 def is_block_name(text: str) -> bool:
     """Whether this is a whole name: 32 lower-case hex digits, never a shortened one."""
     return len(text) == 2 * NAME_BYTES and _HEX.issuperset(text)
