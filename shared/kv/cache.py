@@ -15,6 +15,8 @@ from shared.kv.invariants import require
 from shared.kv.leases import LeaseBook, LeaseName
 from shared.kv.radix import Node, PrefixTree, Removed, Stored
 
+__all__ = ["HeldPage", "LeaseName", "PageCache", "PageCounts", "Removed", "Stored"]
+
 
 @dataclass(frozen=True, slots=True)
 class HeldPage:
