@@ -1,0 +1,165 @@
+"""The door and the waiting room: which jobs are taken in, and when one gets its pages.
+
+A job gets all pages of its prompt at once, so a job that has begun can always finish.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from services.prefill.core import fetching, handoff
+from services.prefill.core.actions import Answer, JobOpened, Traced
+from services.prefill.core.batching import bypassing
+from services.prefill.core.closing import close
+from services.prefill.core.events import JobArrived
+from services.prefill.core.jobs import Job, JobKey, Phase
+from services.prefill.core.pace import prefill_seconds
+from services.prefill.core.state import State, page_ids
+from shared.errors import Code
+from shared.kv.hashing import block_hashes
+from shared.wire.requests import Accepted, PrefillJob, Refused
+
+_RUNWAY_STEPS = 2
+"""Ready work, in steps, beyond which no further job takes pages."""
+
+
+def arrive(state: State, event: JobArrived, now: float) -> Answer:
+    """Take a job in, or say why not. The same job again gets the same answer."""
+    order = event.job
+    state.placement_sequence = max(state.placement_sequence, order.placement_sequence)
+    live = state.jobs.live.get(order.request)
+    if live is not None and live.order.attempt == order.attempt:
+        state.counts["duplicate_jobs"] += 1
+        return Accepted(state.me.worker, state.me.epoch)
+    refusal = _refusal(state, order)
+    if refusal is not None:
+        state.counts[f"refused_{refusal.code}"] += 1
+        key = JobKey(order.request, order.attempt)
+        state.diary.note(key, now, f"refused at the door: {refusal.code}")
+        return refusal
+    if live is not None:
+        close(state, live, now, "superseded")
+    _open(state, event, now)
+    return Accepted(state.me.worker, state.me.epoch)
+
+
+def admit(state: State, now: float) -> None:
+    """Give pages to waiting jobs as long as the engine has use for more ready work."""
+    ready = sum(job.left_tokens for job in state.jobs.in_phase(Phase.READY))
+    runway = _RUNWAY_STEPS * state.limits.chunk_tokens
+    if ready >= runway or state.starved == _supply(state):
+        return
+    for job in bypassing(
+        state.jobs.in_phase(Phase.QUEUED), lambda job: _take_pages(state, job, now)
+    ):
+        if not fetching.begin(state, job, now):
+            state.jobs.move(job, Phase.READY, now)
+            ready += job.left_tokens
+        if ready >= runway:
+            return
+    state.starved = _supply(state)
+
+
+def refresh(state: State, job: Job, now: float) -> None:
+    """Right before its first chunk: take over blocks that others have sealed meanwhile."""
+    if state.cache.peek(job.reusable) <= job.sealed:
+        return
+    found = state.cache.match(job.reusable)
+    known, gained = found[: job.sealed], found[job.sealed :]
+    state.cache.release(page_ids(known))
+    state.cache.release(page_ids(job.pages[job.sealed : len(found)]))
+    job.pages[job.sealed : len(found)] = gained
+    reuse(state, job, len(found), now)
+
+
+def reuse(state: State, job: Job, blocks: int, now: float) -> None:
+    """The first `blocks` pages came from a cache and are final: count and announce them."""
+    job.sealed = job.cached_blocks = blocks
+    job.computed_tokens = blocks * job.block_tokens
+    handoff.share(state, job, now)
+
+
+def work_left_s(state: State) -> float:
+    """Engine seconds until a job that arrives now would start."""
+    cost, chunk = state.pace.cost, state.limits.chunk_tokens
+    return sum(
+        prefill_seconds(cost, job.left_tokens, job.computed_tokens, chunk)
+        for job in state.jobs.live.values()
+    )
+
+
+def _refusal(state: State, order: PrefillJob) -> Refused | None:
+    limits, request = state.limits, order.request
+    live, past = state.jobs.live.get(request), state.jobs.past(request)
+    newest = max(live.order.attempt if live else 0, past.attempt if past else 0)
+    if order.attempt <= newest:
+        state.counts["fenced_attempt"] += 1
+        return Refused(Code.STALE, "this attempt has ended")
+    if state.draining:
+        return Refused(Code.DRAINING, "the worker is draining")
+    if not order.tokens or order.sampling.max_tokens < 1:
+        return Refused(Code.INVALID_PARAMETER, "a job needs a prompt and room for a token")
+    if not all(0 <= token < limits.vocab_size for token in order.tokens):
+        return Refused(Code.INVALID_PARAMETER, "a token id is outside the vocabulary")
+    if len(order.tokens) > limits.context_tokens:
+        return Refused(Code.CONTEXT_LENGTH_EXCEEDED, "the prompt is longer than the context")
+    if order.deadline_s <= 0:
+        return Refused(Code.DEADLINE_EXCEEDED, "no time is left")
+    if -(-len(order.tokens) // limits.block_tokens) > state.cache.counts().total:
+        return Refused(Code.KV_PAGES_EXHAUSTED, "the prompt can never fit")
+    if state.jobs.count(Phase.QUEUED) >= limits.queue_limit:
+        wait_s = min(30.0, max(1.0, work_left_s(state)))
+        return Refused(Code.QUEUE_FULL, "the queue is full", retry_after_s=wait_s)
+    return None
+
+
+def _open(state: State, event: JobArrived, now: float) -> None:
+    order = event.job
+    identity = dataclasses.replace(state.identity, namespace=order.namespace)
+    job = Job(
+        order=order,
+        ticket=event.ticket,
+        offer_ticket=event.offer_ticket,
+        hashes=block_hashes(identity, order.tokens),
+        block_tokens=state.limits.block_tokens,
+        arrived_s=now,
+        deadline_s=now + order.deadline_s,
+        phase_since_s=now,
+    )
+    state.jobs.add(job)
+    state.counts["jobs_accepted"] += 1
+    state.out.append(JobOpened(order.request, order.attempt, event.trace))
+    state.diary.note(job.key, now, f"accepted with {job.prompt_tokens} tokens")
+
+
+def _take_pages(state: State, job: Job, now: float) -> bool:
+    """All pages of the prompt, cached ones first; or nothing."""
+    if job.prompt_pages - state.cache.peek(job.reusable) > state.cache.available:
+        return False
+    cached = state.cache.match(job.reusable)
+    fresh = state.cache.grant(job.prompt_pages - len(cached))
+    if fresh is None:
+        state.cache.release(page_ids(cached))
+        return False
+    job.pages = [*cached, *fresh]
+    _trace_queue(state, job, now)
+    state.diary.note(job.key, now, f"got {len(fresh)} pages, {len(cached)} blocks were cached")
+    reuse(state, job, len(cached), now)
+    return True
+
+
+def _supply(state: State) -> tuple[int, int]:
+    """While neither changes, a queue that found no pages finds none again."""
+    return state.cache.available, state.jobs.count(Phase.QUEUED)
+
+
+def _trace_queue(state: State, job: Job, now: float) -> None:
+    attributes: dict[str, str | int | float | bool] = {
+        "baton.queue.depth": state.jobs.count(Phase.QUEUED),
+        "baton.pages.reserved": len(job.pages),
+        "baton.pages.free": state.cache.available,
+    }
+    key = job.key
+    state.out.append(
+        Traced(key.request, key.attempt, "prefill.queue", job.arrived_s, now, attributes)
+    )

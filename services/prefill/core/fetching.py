@@ -1,0 +1,144 @@
+"""Blocks that come back from the pool: ask, check the answer, pull, seal.
+
+The pool is a shortcut and never a need: whatever goes wrong, the job computes instead.
+"""
+
+from __future__ import annotations
+
+from services.prefill.core import handoff
+from services.prefill.core.actions import Lookup, Pull, PullPage, ReleasePool, Traced
+from services.prefill.core.closing import close, depart
+from services.prefill.core.events import PoolFound, PoolMissed, PullEnded
+from services.prefill.core.jobs import Job, JobKey, Phase
+from services.prefill.core.state import State, page_ids
+from shared.dataplane.plane import PageRead
+from shared.errors import Code
+from shared.wire.blocks import BlocksFound, LookupBlocks, ReleaseBlocks
+
+
+def begin(state: State, job: Job, now: float) -> bool:
+    """Ask the pool for the blocks that follow the cached ones. False: nothing to ask for."""
+    pool, wanted = job.order.kvpool, job.reusable[job.sealed :]
+    if pool is None or not wanted:
+        return False
+    if state.jobs.count(Phase.FETCHING) >= state.limits.fetch_limit:
+        state.counts["fetches_skipped"] += 1
+        return False
+    state.jobs.move(job, Phase.FETCHING, now)
+    lookup = LookupBlocks(
+        reader=state.me,
+        layout_digest=state.limits.layout_digest,
+        blocks=wanted,
+        first_position=job.sealed,
+    )
+    state.out.append(Lookup(job.order.request, job.order.attempt, pool, lookup))
+    return True
+
+
+def missed(state: State, event: PoolMissed, now: float) -> None:
+    job = state.jobs.find(event.request, event.attempt)
+    if job is None or job.phase is not Phase.FETCHING or job.busy:
+        state.counts["late_events"] += 1
+        return
+    state.counts["pool_misses"] += 1
+    _compute(state, job, now, event.cause)
+
+
+def found(state: State, event: PoolFound, now: float) -> None:
+    """Pull what the pool has, if the answer is about the blocks that were asked for."""
+    job = state.jobs.find(event.request, event.attempt)
+    if job is None or job.phase is not Phase.FETCHING or job.busy:
+        state.counts["late_events"] += 1
+        _release_pool(state, event.found)
+        return
+    pages = _wanted(job, event.found)
+    if not pages:
+        state.counts["pool_misses"] += 1
+        _release_pool(state, event.found)
+        _compute(state, job, now, "nothing usable in the pool")
+        return
+    job.busy = True
+    job.pull = Pull(job.order.request, job.order.attempt, event.found, pages)
+    state.out.append(job.pull)
+    state.diary.note(job.key, now, f"pulls {len(pages)} blocks from {event.found.owner.worker}")
+
+
+def pull_ended(state: State, event: PullEnded, now: float) -> None:
+    """Keep the verified leading run; compute what is missing."""
+    job = state.jobs.find(event.request, event.attempt)
+    if job is None:
+        job = state.jobs.leaving.get(JobKey(event.request, event.attempt))
+    if job is None or job.pull is None:
+        state.counts["late_events"] += 1
+        return
+    pull, job.pull = job.pull, None
+    state.counts["damaged_blocks"] += event.damaged
+    _release_pool(state, pull.source)
+    refilled = event.settled or _abandon(state, job, len(pull.pages))
+    depart(state, job)
+    if job.ended:
+        return
+    if not refilled:
+        close(state, job, now, "failed", Code.KV_PAGES_EXHAUSTED)
+        return
+    pulled = _seal_run(state, job, event)
+    state.counts["pool_blocks"] += pulled
+    _trace_fetch(state, job, event, pulled, now)
+    handoff.share(state, job, now)
+    _compute(state, job, now, f"{pulled} blocks came from the pool")
+
+
+def _compute(state: State, job: Job, now: float, why: str) -> None:
+    state.diary.note(job.key, now, f"computes from token {job.computed_tokens}: {why}")
+    state.jobs.move(job, Phase.READY, now)
+
+
+def _release_pool(state: State, found: BlocksFound) -> None:
+    release = ReleaseBlocks(state.me.worker, found.ticket)
+    state.out.append(ReleasePool(found.owner, release))
+
+
+def _wanted(job: Job, found: BlocksFound) -> tuple[PullPage, ...]:
+    """The leading pages of the answer that are exactly the blocks asked for, in order."""
+    pages: list[PullPage] = []
+    for position, ref in zip(range(job.sealed, len(job.reusable)), found.pages, strict=False):
+        expected = (position, job.hashes[position], job.block_tokens)
+        if (ref.position, ref.block, ref.tokens) != expected:
+            break
+        read = PageRead(ref.page, ref.generation, job.pages[position].page)
+        pages.append(PullPage(position, read, ref.checksum))
+    return tuple(pages)
+
+
+def _abandon(state: State, job: Job, count: int) -> bool:
+    """Bytes may still land in the targets: they never come back into circulation. False when
+    there are no pages to take their place."""
+    start, stop = job.sealed, job.sealed + count
+    state.cache.quarantine(page_ids(job.pages[start:stop]))
+    state.counts["pages_abandoned"] += count
+    fresh = None if job.ended else state.cache.grant(count)
+    job.pages[start:stop] = fresh or ()
+    return fresh is not None
+
+
+def _seal_run(state: State, job: Job, event: PullEnded) -> int:
+    """Seal the verified pages that follow the sealed ones without a gap."""
+    checksums = {page.position: page.checksum for page in event.pages} if event.settled else {}
+    before = job.sealed
+    while job.sealed < len(job.reusable) and job.sealed in checksums:
+        handoff.seal(state, job, job.sealed, checksums[job.sealed])
+    job.cached_blocks = job.sealed
+    job.computed_tokens = job.sealed * job.block_tokens
+    return job.sealed - before
+
+
+def _trace_fetch(state: State, job: Job, event: PullEnded, pulled: int, now: float) -> None:
+    pool = job.order.kvpool
+    attributes: dict[str, str | int | float | bool] = {
+        "baton.fetch.tier": "host",
+        "baton.fetch.peer": pool.worker if pool else "",
+        "baton.fetch.blocks": pulled,
+        "baton.fetch.damaged": event.damaged,
+    }
+    start_s, key = job.phase_since_s, job.key
+    state.out.append(Traced(key.request, key.attempt, "prefill.fetch", start_s, now, attributes))
