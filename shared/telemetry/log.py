@@ -9,7 +9,9 @@ import json
 import logging
 import math
 import sys
+import traceback
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, TextIO
 
 from shared.clock import Clock, SystemClock
@@ -65,6 +67,12 @@ class Log:
             stream.flush()
         except (OSError, ValueError):
             return  # nobody reads any more; there is no other place to say so
+
+    def failure(self, name: str, error: BaseException, **fields: object) -> None:
+        """An unexpected exception: its type and the places it passed, never its message."""
+        frames = traceback.extract_tb(error.__traceback__)[-6:]
+        places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames]
+        self.event(name, level="error", error=type(error).__name__, places=places, **fields)
 
     def _admit(self, name: str) -> int | None:
         """None: hold this line back. Else how many were held back before it."""
