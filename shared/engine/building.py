@@ -1,0 +1,38 @@
+"""Builds the engine that a worker was configured for: the one place that knows all backends."""
+
+from __future__ import annotations
+
+from shared.checkpoint.checkpoint import Checkpoint
+from shared.checkpoint.geometry import page_layout
+from shared.engine.batch import Engine
+from shared.engine.hashchain import HashchainEngine
+from shared.errors import StartupError
+
+BACKENDS = ("torch", "hashchain")
+
+
+def build_engine(
+    checkpoint: Checkpoint,
+    device: str,
+    dtype: str,
+    pages: int,
+    block_tokens: int,
+    backend: str,
+) -> Engine:
+    """Load the weights and allocate the pages; blocks for seconds. Raises StartupError,
+    CheckpointError, EngineError."""
+    if backend not in BACKENDS:
+        raise StartupError(f"engine {backend!r} is not one of {', '.join(BACKENDS)}")
+    if backend != checkpoint.backend:
+        raise StartupError(
+            f"model {checkpoint.name!r} runs on engine {checkpoint.backend!r}, not {backend!r}"
+        )
+    if pages < 1 or block_tokens < 1:
+        raise StartupError(f"{pages} pages of {block_tokens} tokens: both must be at least 1")
+    layout = page_layout(checkpoint, dtype, block_tokens)
+    if backend == "hashchain":
+        return HashchainEngine(checkpoint, layout, pages)
+    # A hashchain worker never pays for loading torch.
+    from shared.engine.runner import TorchEngine
+
+    return TorchEngine.load(checkpoint, device, layout, pages)

@@ -1,0 +1,70 @@
+"""Measures an engine at start and turns a few timings into the cost model of the heartbeats.
+
+prefill = step_s + token_s * n + pair_s * ((n + p)^2 - p^2)      n new, p earlier tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from shared.engine.batch import Draw, Engine, StepItem
+from shared.ids import PageId
+from shared.wire.workers import CostModel
+
+_GREEDY: Final = Draw(temperature=0.0, top_p=1.0, seed=0, position=0)
+_SMALL_TOKENS: Final = 32
+_SLOW_S: Final = 0.010
+"""A small chunk slower than this means a CPU: then the large one stays small, too."""
+_SEQUENCES: Final = 8
+_TRIES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Times steps over throw-away tokens in the first pages of the memory."""
+
+    engine: Engine
+    block_tokens: int
+
+    @property
+    def room_tokens(self) -> int:
+        pages = self.engine.memory.pages * self.block_tokens
+        return min(self.engine.context_tokens, pages)
+
+    def seconds(self, tokens: int, earlier: int, sequences: int = 1) -> float:
+        """Best of a few tries. Sequences share pages: only the time matters here."""
+        pages = -(-(earlier + tokens) // self.block_tokens)
+        table = tuple(PageId(page) for page in range(pages))
+        fill = tuple(index % self.engine.vocab_size for index in range(tokens))
+        items = [StepItem(fill, earlier, table, _GREEDY)] * sequences
+        return min(self.engine.step(items).seconds for _ in range(_TRIES))
+
+
+def measure_costs(engine: Engine, block_tokens: int) -> CostModel:
+    """Run a handful of steps (about a second on a CPU) and fit. Overwrites pages 0.., so it
+    must run before any page is in use. Raises EngineError."""
+    bench = _Bench(engine, block_tokens)
+    small = min(_SMALL_TOKENS, bench.room_tokens)
+    bench.seconds(small, 0)
+    small_s = bench.seconds(small, 0)
+    large = min(128 if small_s > _SLOW_S else 1_024, bench.room_tokens)
+    large_s = bench.seconds(large, 0) if large > small else small_s
+    earlier = max(0, min(1_024, bench.room_tokens - small))
+    late_s = bench.seconds(small, earlier)
+    pair_s = _slope(late_s - small_s, 2 * small * earlier)
+    token_s = _slope(large_s - small_s - pair_s * (large**2 - small**2), large - small)
+    context = max(0, min(256, bench.room_tokens - 1))
+    one_s = bench.seconds(1, context)
+    many_s = bench.seconds(1, context, _SEQUENCES)
+    return CostModel(
+        step_s=max(0.0, small_s - token_s * small - pair_s * small**2),
+        token_s=token_s,
+        pair_s=pair_s,
+        decode_step_s=one_s,
+        decode_sequence_s=_slope(many_s - one_s, _SEQUENCES - 1),
+    )
+
+
+def _slope(rise: float, run: int) -> float:
+    return max(0.0, rise / run) if run > 0 else 0.0
