@@ -13,8 +13,8 @@ from services.prefill.core.batching import bypassing
 from services.prefill.core.closing import close
 from services.prefill.core.events import JobArrived
 from services.prefill.core.jobs import Job, JobKey, Phase
-from services.prefill.core.pace import prefill_seconds
 from services.prefill.core.state import State, page_ids
+from services.prefill.core.work import prefill_seconds
 from shared.errors import Code
 from shared.kv.hashing import block_hashes
 from shared.wire.requests import Accepted, PrefillJob, Refused
@@ -81,7 +81,7 @@ def reuse(state: State, job: Job, blocks: int, now: float) -> None:
 
 def work_left_s(state: State) -> float:
     """Engine seconds until a job that arrives now would start."""
-    cost, chunk = state.pace.cost, state.limits.chunk_tokens
+    cost, chunk = state.limits.cost, state.limits.chunk_tokens
     return sum(
         prefill_seconds(cost, job.left_tokens, job.computed_tokens, chunk)
         for job in state.jobs.live.values()

@@ -15,7 +15,6 @@ from services.prefill.core.batching import Chunk, plan
 from services.prefill.core.closing import close, depart
 from services.prefill.core.events import PagesSummed, StepEnded, StepFailed
 from services.prefill.core.jobs import Job, Phase
-from services.prefill.core.pace import pairs
 from services.prefill.core.state import State, page_ids
 from shared.engine.batch import Draw, StepItem
 from shared.errors import Code
@@ -63,7 +62,6 @@ class Compute:
         if running is None or running.number != event.step or running.summing:
             self._state.counts["late_events"] += 1
             return
-        self._learn(running.chunks, event.seconds)
         entries: dict[WorkerId, list[TokenEntry]] = {}
         for chunk, token in zip(running.chunks, event.tokens, strict=True):
             if not chunk.job.ended:
@@ -157,12 +155,6 @@ class Compute:
         if chunk.last:
             state.jobs.move(job, Phase.HANDED, now)
             handoff.offer(state, job, now)
-
-    def _learn(self, chunks: tuple[Chunk, ...], seconds: float) -> None:
-        tokens = sum(chunk.tokens for chunk in chunks)
-        self._state.pace.learn(
-            tokens, sum(pairs(chunk.tokens, chunk.start) for chunk in chunks), seconds
-        )
 
 
 def _item(chunk: Chunk) -> StepItem:

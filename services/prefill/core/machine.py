@@ -16,7 +16,6 @@ from services.prefill.core.actions import Action, Answer, PublishBlocks, Reply
 from services.prefill.core.closing import close
 from services.prefill.core.compute import Compute
 from services.prefill.core.jobs import Jobs, Phase
-from services.prefill.core.pace import Pace
 from services.prefill.core.state import Limits, State
 from shared.errors import Code
 from shared.ids import Generation, PageId, RequestId
@@ -33,7 +32,7 @@ from shared.wire.requests import (
     TokenEntry,
     WorkerRef,
 )
-from shared.wire.workers import CostModel, WorkerLoad, WorkerLost
+from shared.wire.workers import WorkerLoad, WorkerLost
 
 
 def _reject(event: Never) -> Never:
@@ -49,7 +48,7 @@ class Machine:
     ) -> None:
         require(limits.chunk_tokens >= limits.block_tokens, "a step holds less than a block")
         jobs = Jobs(limits.past_limit)
-        self._state = State(me, limits, identity, cache, jobs, Pace())
+        self._state = State(me, limits, identity, cache, jobs)
         self._compute = Compute(self._state)
 
     # -- events ----------------------------------------------------------------------------
@@ -197,10 +196,6 @@ class Machine:
     def cache(self) -> PageCache:
         """For views only; changes go through events."""
         return self._state.cache
-
-    @property
-    def cost(self) -> CostModel:
-        return self._state.pace.cost
 
     @property
     def counters(self) -> Counter[str]:

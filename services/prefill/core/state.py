@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from services.prefill.core.actions import Action
 from services.prefill.core.jobs import Job, JobKey, Jobs
-from services.prefill.core.pace import Pace
 from shared.ids import PageId, RequestId
 from shared.kv.cache import HeldPage, PageCache
 from shared.kv.hashing import CacheIdentity
 from shared.wire.requests import WorkerRef
+from shared.wire.workers import CostModel
 
 _STORIES = 512
 _STORY_LINES = 64
@@ -33,6 +33,8 @@ class Limits:
     layout_digest: str
     lease_s: float
     grace_s: float
+    cost: CostModel
+    """Measured when the engine started."""
     fetch_limit: int = 8
     """Jobs that may ask or read the pool at a time; others compute."""
     offer_limit: int = 8
@@ -68,7 +70,6 @@ class State:
     """Everything in a block's name but the namespace, which comes with each job."""
     cache: PageCache
     jobs: Jobs
-    pace: Pace
     out: list[Action] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Facts by name; they only grow."""
