@@ -1,0 +1,202 @@
+"""The door: which jobs are taken in. A job is accepted only with pages for its whole prompt.
+
+Waiting is short and bounded in number; preempted sequences come back before anyone new.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.decode.core.actions import Reply
+from services.decode.core.desk import Desk
+from services.decode.core.events import JobArrived
+from services.decode.core.handoff import Handoff
+from services.decode.core.ledger import Ledger
+from services.decode.core.memory import Memory
+from services.decode.core.rules import pages_for
+from services.decode.core.sequences import Sequence, Stage
+from shared.errors import Code
+from shared.ids import Attempt, RequestId
+from shared.kv.hashing import BlockChain, CacheIdentity
+from shared.wire.requests import Accepted, DecodeJob, Refused
+
+_MAX_REPLIES: Final = 8
+_RETRY_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    sequence: Sequence
+    until_s: float
+    replies: list[int] = field(default_factory=list)
+
+
+class Admission:
+    """Jobs on their way in, and parked sequences on their way back."""
+
+    def __init__(self, desk: Desk, memory: Memory, ledger: Ledger) -> None:
+        self._desk = desk
+        self._memory = memory
+        self._ledger = ledger
+        self._waiting: deque[_Waiting] = deque()
+        self._order = 0
+        self.draining = False
+        self.placement_sequence = 0
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """Jobs that hold nothing yet."""
+        return tuple(entry.sequence for entry in self._waiting)
+
+    def arrived(self, event: JobArrived, now: float) -> None:
+        """Take a job in, or refuse it before anything ran. The answer may come later."""
+        job = event.job
+        self.placement_sequence = max(self.placement_sequence, job.placement_sequence)
+        for entry in self._waiting:
+            same = entry.sequence.job
+            if (same.request, same.attempt) == (job.request, job.attempt):
+                self._join(entry, event.reply)
+                return
+        refusal = self._refusal(job)
+        if refusal is not None:
+            self._refuse((event.reply,), refusal)
+            return
+        self._order += 1
+        sequence = self._sequence(event, now)
+        until_s = min(now + self._desk.rules.reserve_wait_s, sequence.deadline_s)
+        self._waiting.append(_Waiting(sequence, until_s, [event.reply]))
+        self.admit(now)
+
+    def admit(self, now: float) -> None:
+        """Let in whoever fits, strictly in order: first the preempted, then the waiting."""
+        for sequence in self._desk.sequences.values():
+            if sequence.stage is Stage.PARKED:
+                if not self._memory.reserve(sequence):
+                    return
+                sequence.stage = Stage.VERIFIED
+                sequence.note(now, "back with pages")
+        while self._waiting and len(self._desk.sequences) < self._desk.rules.max_sequences:
+            if not self._memory.reserve(self._waiting[0].sequence):
+                return
+            self._accept(self._waiting.popleft(), now)
+
+    def expire(self, now: float) -> None:
+        """Refuse who waited too long."""
+        for entry in [entry for entry in self._waiting if entry.until_s <= now]:
+            self._waiting.remove(entry)
+            full = len(self._desk.sequences) >= self._desk.rules.max_sequences
+            code = Code.QUEUE_FULL if full else Code.KV_PAGES_EXHAUSTED
+            self._turn_away(entry, Refused(code.value, "no room for this job now", _RETRY_S))
+
+    def withdraw(self, request: RequestId, attempt: Attempt) -> None:
+        """Jobs of this and older attempts are no longer wanted."""
+        for entry in [e for e in self._waiting if e.sequence.job.request == request]:
+            if entry.sequence.job.attempt <= attempt:
+                self._waiting.remove(entry)
+                self._turn_away(entry, Refused(Code.STALE.value, "the attempt was ended"))
+
+    def waits_newer(self, request: RequestId, attempt: Attempt) -> bool:
+        """Whether a newer attempt of this request waits."""
+        jobs = [sequence.job for sequence in self.waiting]
+        return any(job.request == request and job.attempt > attempt for job in jobs)
+
+    def drain(self) -> None:
+        """Refuse everyone from now on, also who waits."""
+        self.draining = True
+        while self._waiting:
+            self._turn_away(self._waiting.popleft(), _draining())
+
+    # -- one job ---------------------------------------------------------------------------
+
+    def _accept(self, entry: _Waiting, now: float) -> None:
+        sequence = entry.sequence
+        job = sequence.job
+        self._desk.sequences[job.request] = sequence
+        reused = sequence.sealed
+        sequence.cached_tokens = reused * sequence.block_tokens
+        if sequence.handoff is None:
+            sequence.stage = Stage.VERIFIED
+        else:
+            blocks = pages_for(sequence.prompt_tokens, sequence.block_tokens)
+            sequence.handoff.wanted.update(range(reused, blocks))
+        sequence.ready_s = now
+        sequence.note(now, f"reserved {len(sequence.pages)} pages, {reused} of them cached")
+        self._desk.trace(
+            sequence,
+            "decode.reserve",
+            sequence.arrived_s,
+            now,
+            {
+                "baton.pages.reserved": len(sequence.pages),
+                "baton.pages.reused": reused,
+                "baton.pages.free": self._desk.cache.available,
+            },
+        )
+        self._desk.counts["jobs_accepted"] += 1
+        accepted = Accepted(self._desk.rules.worker, self._desk.rules.epoch)
+        self._desk.out.extend(Reply(reply, accepted) for reply in entry.replies)
+
+    def _sequence(self, event: JobArrived, now: float) -> Sequence:
+        job = event.job
+        rules = self._desk.rules
+        identity = CacheIdentity(
+            namespace=job.namespace,
+            model_digest=rules.model_digest,
+            tokenizer_digest=rules.tokenizer_digest,
+            dtype=rules.dtype,
+            block_tokens=rules.block_tokens,
+        )
+        sequence = Sequence(
+            job=job,
+            order=self._order,
+            arrived_s=now,
+            deadline_s=now + job.deadline_s,
+            block_tokens=rules.block_tokens,
+            chain=BlockChain(identity),
+            tokens=list(job.tokens),
+            handoff=None if job.prefill is None else Handoff(job.prefill),
+            gateway_epoch=event.gateway_epoch,
+        )
+        sequence.note(now, f"attempt {job.attempt} of {len(job.tokens)} tokens arrived")
+        return sequence
+
+    def _join(self, entry: _Waiting, reply: int) -> None:
+        """The gateway repeats a job that still waits: both get the one answer."""
+        if len(entry.replies) < _MAX_REPLIES:
+            entry.replies.append(reply)
+        else:
+            refused = Refused(Code.QUEUE_FULL.value, "this job waits already", _RETRY_S)
+            self._desk.out.append(Reply(reply, refused))
+
+    def _turn_away(self, entry: _Waiting, refused: Refused) -> None:
+        self._refuse(tuple(entry.replies), refused)
+
+    def _refuse(self, replies: tuple[int, ...], refused: Refused) -> None:
+        self._desk.counts[f"refused_{refused.code}"] += 1
+        self._desk.out.extend(Reply(reply, refused) for reply in replies)
+
+    def _refusal(self, job: DecodeJob) -> Refused | None:
+        """Why this job can never run here, or None."""
+        rules = self._desk.rules
+        if self.draining:
+            return _draining()
+        if job.deadline_s <= 0:
+            return Refused(Code.DEADLINE_EXCEEDED.value, "no time is left")
+        if not job.tokens or job.sampling.max_tokens < 1 or job.first_index < 0:
+            return Refused(Code.INVALID_PARAMETER.value, "the job has nothing to do")
+        if min(job.tokens) < 0 or max(job.tokens) >= rules.vocab_size:
+            return Refused(Code.INVALID_PARAMETER.value, "a token is outside the vocabulary")
+        longest = len(job.tokens) + job.sampling.max_tokens
+        if longest > rules.context_tokens:
+            return Refused(Code.CONTEXT_LENGTH_EXCEEDED.value, "longer than the model's context")
+        if pages_for(longest - 1, rules.block_tokens) > self._desk.cache.counts().total:
+            return Refused(Code.KV_PAGES_EXHAUSTED.value, "this job can never fit here")
+        if len(self._waiting) >= rules.queue_limit:
+            return Refused(Code.QUEUE_FULL.value, "too many jobs wait here", _RETRY_S)
+        return None
+
+
+def _draining() -> Refused:
+    return Refused(Code.DRAINING.value, "this worker is shutting down", _RETRY_S)

@@ -1,0 +1,189 @@
+"""One attempt on this worker: its tokens, its pages, and which positions still lack KV.
+
+Knows neither the cache nor the engine; others grant pages and compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from services.decode.core.handoff import Handoff
+from services.decode.core.rules import pages_for
+from shared.ids import BlockHash, Epoch, PageId
+from shared.kv.cache import HeldPage
+from shared.kv.hashing import BlockChain
+from shared.wire.requests import DecodeJob, LeaseKey, TokenEntry
+
+_LIFE_LINES: Final = 48
+
+
+class Stage(StrEnum):
+    """reserved -> pulling -> verified -> joined -> ended; parked = preempted, back to verified.
+    A colocated sequence starts as verified: it waits for nobody."""
+
+    RESERVED = "reserved"
+    PULLING = "pulling"
+    VERIFIED = "verified"
+    JOINED = "joined"
+    PARKED = "parked"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` is prompt + generated; KV exists for positions below `kv_tokens` except `holes`.
+
+    A sequence that only lacks KV of its last token decodes; any other range is a fill.
+    """
+
+    job: DecodeJob
+    order: int
+    arrived_s: float
+    deadline_s: float
+    block_tokens: int
+    chain: BlockChain
+    tokens: list[int]
+    handoff: Handoff | None
+    gateway_epoch: Epoch | None = None
+    stage: Stage = Stage.RESERVED
+    pages: list[HeldPage | None] = field(default_factory=list)
+    kv_tokens: int = 0
+    holes: list[int] = field(default_factory=list)
+    """Block positions below kv_tokens without KV, ascending, never touching kv_tokens."""
+    names: list[BlockHash] = field(default_factory=list)
+    checksums: dict[int, int] = field(default_factory=dict)
+    """Verified checksums of pulled pages that are not sealed yet."""
+    sealed: int = 0
+    """Leading blocks that are sealed, or on their way to it."""
+    cached_tokens: int = 0
+    """Prompt tokens found in a cache when the attempt began."""
+    in_step: bool = False
+    preemptions: int = 0
+    ready_s: float = 0.0
+    first_step_s: float | None = None
+    chunks: int = 0
+    life: list[str] = field(default_factory=list)
+    _table: tuple[PageId, ...] | None = None
+    _named_tokens: int = 0
+
+    @property
+    def key(self) -> LeaseKey:
+        return LeaseKey(self.job.request, self.job.attempt)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.job.tokens)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.job.tokens)
+
+    @property
+    def worst_pages(self) -> int:
+        """Pages at the end of the longest generation (the last token needs no KV)."""
+        longest = self.prompt_tokens + self.job.sampling.max_tokens - 1
+        return pages_for(longest, self.block_tokens)
+
+    @property
+    def batchable(self) -> bool:
+        return self.stage is Stage.VERIFIED or self.stage is Stage.JOINED
+
+    @property
+    def decoding(self) -> bool:
+        """Whether it only lacks KV of its last token."""
+        return not self.holes and self.kv_tokens == len(self.tokens) - 1
+
+    @property
+    def awaits_prefill(self) -> bool:
+        return self.handoff is not None and not self.handoff.committed
+
+    @property
+    def lead_blocks(self) -> int:
+        """Leading full blocks whose KV is complete."""
+        if self.handoff is not None and not self.handoff.committed:
+            return min(self.handoff.wanted, default=self.prompt_tokens // self.block_tokens)
+        return self.holes[0] if self.holes else self.kv_tokens // self.block_tokens
+
+    def next_range(self) -> tuple[int, int]:
+        """The lowest run of token positions without KV, [start, stop)."""
+        if not self.holes:
+            return self.kv_tokens, len(self.tokens)
+        last = self.holes[0]
+        for hole in self.holes[1:]:
+            if hole != last + 1:
+                break
+            last = hole
+        return self.holes[0] * self.block_tokens, (last + 1) * self.block_tokens
+
+    def advance(self, start: int, stop: int) -> None:
+        """KV of [start, stop) was computed."""
+        if self.holes:
+            self.holes = [hole for hole in self.holes if (hole + 1) * self.block_tokens > stop]
+        else:
+            self.kv_tokens = stop
+
+    def place(self, missing: set[int]) -> None:
+        """The whole prompt has KV except these block positions; a missing tail is just not
+        computed yet."""
+        blocks = pages_for(self.prompt_tokens, self.block_tokens)
+        while blocks and blocks - 1 in missing:
+            blocks -= 1
+        self.kv_tokens = min(blocks * self.block_tokens, self.prompt_tokens)
+        self.holes = sorted(hole for hole in missing if hole < blocks)
+
+    def redraw_last(self) -> None:
+        """KV of the last prompt position counts as missing, so that it runs again."""
+        self.kv_tokens = self.prompt_tokens - 1
+        while self.holes and (self.holes[-1] + 1) * self.block_tokens >= self.kv_tokens:
+            self.kv_tokens = self.holes.pop() * self.block_tokens
+
+    def lacking_tokens(self) -> int:
+        """Positions of the prompt without KV."""
+        return self.prompt_tokens - self.kv_tokens + len(self.holes) * self.block_tokens
+
+    def name_blocks(self) -> None:
+        """Bring `names` up to all full blocks of `tokens`."""
+        if len(self.tokens) // self.block_tokens > len(self.names):
+            self.names.extend(self.chain.extend(self.tokens[self._named_tokens :]))
+            self._named_tokens = len(self.tokens)
+
+    def set_page(self, position: int, page: HeldPage | None) -> None:
+        while len(self.pages) <= position:
+            self.pages.append(None)
+        self.pages[position] = page
+        self._table = None
+
+    def take_pages(self) -> list[HeldPage]:
+        """All pages, which this sequence then no longer has."""
+        taken = [page for page in self.pages if page is not None]
+        self.pages = []
+        self._table = None
+        return taken
+
+    def table(self, stop: int) -> tuple[PageId, ...]:
+        """Page ids for positions [0, stop), all of which must be there."""
+        if self._table is None or len(self._table) * self.block_tokens < stop:
+            needed = self.pages[: pages_for(stop, self.block_tokens)]
+            full = self.pages if None not in self.pages else needed
+            self._table = tuple([page.page for page in full if page is not None])
+        return self._table
+
+    def entry(self, index: int, finish: str | None) -> TokenEntry:
+        """The generated tokens from stream position `index` on."""
+        first = self.job.first_index
+        index = min(max(index, first), first + self.generated)
+        tokens = tuple(self.tokens[self.prompt_tokens + index - first :])
+        return TokenEntry(
+            request=self.job.request,
+            attempt=self.job.attempt,
+            index=index,
+            token_ids=tokens,
+            finish=finish,
+            cached_tokens=self.cached_tokens if tokens and index == first else None,
+        )
+
+    def note(self, now: float, text: str) -> None:
+        if len(self.life) < _LIFE_LINES:
+            self.life.append(f"{now:.3f} {text}")
