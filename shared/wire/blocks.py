@@ -114,7 +114,9 @@ class BlocksFound:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBlocks:
-    """The reader of a lookup is done."""
+    """The reader of a lookup is done. Answered with `Acknowledged`; idempotent."""
 
     reader: WorkerId
     ticket: str
+    corrupted: tuple[BlockHash, ...] = ()
+    """Blocks of the lookup whose bytes did not have their checksum: the pool forgets them."""
