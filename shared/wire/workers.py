@@ -88,6 +88,8 @@ class Heartbeat:
     blocks: BlockCount
     peers_lost: tuple[WorkerId, ...] = ()
     """Peers that this worker could not reach on the data plane since the last beat."""
+    page_bytes: int = 0
+    """Size of one page, for transfer estimates; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

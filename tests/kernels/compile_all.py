@@ -26,39 +26,38 @@ from kernels.paged_attention.decode import decode_join, decode_split
 from kernels.paged_attention.plan import DECODE_SPAN_TOKENS, PREFILL_ROWS
 from kernels.paged_attention.prefill import prefill_tile
 
-DTYPES = {"fp32": True, "fp16": False, "bf16": False}
+SHAPES = (("fp32", 64), ("fp16", 128), ("bf16", 64), ("bf16", 128))
 
 
 def variants() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
     """(name, kernel, pointer types, constants) of everything that dispatch can launch."""
-    for dtype, upcast in DTYPES.items():
-        for head_dim in (64, 128):
-            sizes = {
-                "GROUP": 4,
-                "HEAD_DIM": head_dim,
-                "DIM": head_dim,
-                "BLOCK_TOKENS": 16,
-                "UPCAST": upcast,
-            }
-            pages = dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
-            yield (
-                f"decode_split {dtype} {head_dim}",
-                decode_split,
-                pages,
-                {**sizes, "ROWS": 16, "TILE": DECODE_TILE, "SPAN": DECODE_SPAN_TOKENS},
-            )
-            yield (
-                f"decode_join {dtype} {head_dim}",
-                decode_join,
-                pages,
-                {"HEAD_DIM": head_dim, "DIM": head_dim},
-            )
-            yield (
-                f"prefill_tile {dtype} {head_dim}",
-                prefill_tile,
-                pages,
-                {**sizes, "ROWS": PREFILL_ROWS, "TILE": PREFILL_TILE},
-            )
+    for dtype, head_dim in SHAPES:
+        sizes = {
+            "GROUP": 4,
+            "HEAD_DIM": head_dim,
+            "DIM": head_dim,
+            "BLOCK_TOKENS": 16,
+            "UPCAST": dtype == "fp32",
+        }
+        pages = {name: f"*{dtype}" for name in ("q_ptr", "kv_ptr", "out_ptr")}
+        yield (
+            f"decode_split {dtype} {head_dim}",
+            decode_split,
+            pages,
+            {**sizes, "ROWS": 16, "TILE": DECODE_TILE, "SPAN": DECODE_SPAN_TOKENS},
+        )
+        yield (
+            f"decode_join {dtype} {head_dim}",
+            decode_join,
+            pages,
+            {"HEAD_DIM": head_dim, "DIM": head_dim},
+        )
+        yield (
+            f"prefill_tile {dtype} {head_dim}",
+            prefill_tile,
+            pages,
+            {**sizes, "ROWS": PREFILL_ROWS, "TILE": PREFILL_TILE},
+        )
 
 
 def signature(kernel: Any, pages: dict[str, str], constants: dict[str, Any]) -> dict[str, str]:

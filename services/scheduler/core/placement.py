@@ -33,8 +33,6 @@ class PlacementSettings:
 
     colocate_below_tokens: int
     """Under route 'auto': colocate when decode's cache leaves fewer prompt tokens than this."""
-    page_bytes: int
-    """Bytes of one page, for the transfer estimate; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ class Placer:
         held = min(depths.get(d.report.worker, 0), len(ask.block_hashes))
         pages = -(-ask.prompt_tokens // d.report.block_tokens) - held
         exposed_s = costs.transfer_s(
-            pages * self._settings.page_bytes, setup_s=_TIE_S, bytes_per_s=_LINK_BYTES_PER_S
+            pages * d.report.page_bytes, setup_s=_TIE_S, bytes_per_s=_LINK_BYTES_PER_S
         )
         prefill_s = work_s(ask, w, cached)
         terms = {

@@ -48,6 +48,7 @@ def beat(
         cost=COST,
         blocks=BlockCount(*blocks),
         peers_lost=tuple(WorkerId(peer) for peer in peers_lost),
+        page_bytes=360 * 1024,
     )
 
 
@@ -83,7 +84,7 @@ def machine(route: str = "auto", leader_epoch: int = 1) -> SchedulerMachine:
         leader_epoch=Epoch(leader_epoch),
         lost_after_s=3.0,
         route=route,
-        placement=PlacementSettings(colocate_below_tokens=16, page_bytes=360 * 1024),
+        placement=PlacementSettings(colocate_below_tokens=16),
     )
     return SchedulerMachine(settings, random.Random(7))
 
