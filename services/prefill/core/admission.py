@@ -31,14 +31,14 @@ def arrive(state: State, event: JobArrived, now: float) -> Answer:
     if live is not None and live.order.attempt == order.attempt:
         state.counts["duplicate_jobs"] += 1
         return Accepted(state.me.worker, state.me.epoch)
+    if live is not None and live.order.attempt < order.attempt:
+        close(state, live, now, "superseded")
     refusal = _refusal(state, order)
     if refusal is not None:
         state.counts[f"refused_{refusal.code}"] += 1
         key = JobKey(order.request, order.attempt)
         state.diary.note(key, now, f"refused at the door: {refusal.code}")
         return refusal
-    if live is not None:
-        close(state, live, now, "superseded")
     _open(state, event, now)
     return Accepted(state.me.worker, state.me.epoch)
 
