@@ -6,19 +6,18 @@ real adapter.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Final
 
 from shared.bus.bus import Handler
 from shared.bus.headers import Headers
 from shared.bus.memory_broker import Bucket, Client, Interest, MemoryBroker, matches
 from shared.bus.receiver import Receiver
+from shared.bus.replies import Replies
 from shared.bus.traffic import Traffic
-from shared.errors import BusError, BusTimeout, BusUnavailable, NoResponder, PayloadTooLarge
+from shared.errors import BusError, BusUnavailable, NoResponder, PayloadTooLarge
 from shared.wire import codec, subjects
 from shared.wire.codec import Message
 
@@ -35,8 +34,7 @@ class MemoryBus:
         self._broker = broker
         self._grants = subjects.GRANTS.get(role)
         self._traffic = traffic or Traffic()
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._tokens = count(1)
+        self._replies = Replies(self._traffic)
         self._callbacks: list[Callable[[], None]] = []
         self._closed = False
         broker.clients.append(self)
@@ -58,20 +56,13 @@ class MemoryBus:
         data = self._ready(subject, message)
         if headers.deadline_s is None:
             headers = replace(headers, deadline_s=timeout_s)
-        token, loop = next(self._tokens), asyncio.get_running_loop()
-        started = loop.time()
-        reply: asyncio.Future[bytes] = loop.create_future()
-        self._waiting[token] = reply
-        try:
-            if not self._broker.send(self, subject, data, headers.encode(), token):
+        fields = headers.encode()
+
+        async def send(token: int) -> None:
+            if not self._broker.send(self, subject, data, fields, token):
                 raise NoResponder("nobody listens on the subject")
-            async with asyncio.timeout(timeout_s):
-                return codec.decode(await reply)
-        except TimeoutError:
-            raise BusTimeout("no answer in time") from None
-        finally:
-            del self._waiting[token]
-            self._traffic.answered(subject, loop.time() - started)
+
+        return await self._replies.ask(subject, timeout_s, send)
 
     async def subscribe(
         self, subject: str, handler: Handler, *, queue: str = "", concurrency: int = 64
@@ -136,16 +127,10 @@ class MemoryBus:
         self._broker.carry(self, asker, "reply", partial(asker.resolve, token, data))
 
     def resolve(self, token: int, data: bytes) -> None:
-        reply = self._waiting.get(token)
-        if reply is None or reply.done():
-            self._traffic.dropped("late_reply")
-        else:
-            reply.set_result(data)
+        self._replies.resolve(token, data)
 
     def disconnected(self) -> None:
-        for reply in self._waiting.values():
-            if not reply.done():
-                reply.set_exception(BusUnavailable("the connection was lost"))
+        self._replies.fail(BusUnavailable("the connection was lost"))
 
     def reconnected(self) -> None:
         self._traffic.reconnects.inc()

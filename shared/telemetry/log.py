@@ -120,6 +120,11 @@ class LibraryLines(logging.Handler):
         )
 
 
+def capture_libraries(log: Log) -> None:
+    """Route the root logger of the standard library into `log`, once per process."""
+    logging.basicConfig(level=logging.WARNING, handlers=[LibraryLines(log)], force=True)
+
+
 def _plain(value: object) -> object:
     """A JSON value: texts clipped, numbers finite, everything else by its type's name."""
     if value is None or isinstance(value, bool | int):

@@ -1,0 +1,241 @@
+"""The life of a process: settings in, one TaskGroup, signals, probes, drain, exit code.
+
+Knows nothing of what a service does; an `App` brings that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from shared.bus.bus import Bus, KeyValue
+from shared.bus.nats import NatsBus
+from shared.bus.traffic import Traffic
+from shared.clock import Clock, SystemClock
+from shared.config import ProcessSettings, load
+from shared.errors import StartupError
+from shared.runtime.probes import LOOPBACK, Probes, RunFile
+from shared.telemetry.log import Log, capture_libraries
+from shared.telemetry.metrics import Metrics
+from shared.telemetry.trace import Tracer
+
+Settings = TypeVar("Settings", bound=ProcessSettings)
+
+EXIT_STARTUP: Final = 2
+EXIT_FAILED: Final = 1
+_LAG_PERIOD_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What one process gives its app. `tasks` ends with the process: everything started in it is
+    cancelled once `run` has returned."""
+
+    role: str
+    settings: ProcessSettings
+    clock: Clock
+    log: Log
+    metrics: Metrics
+    tracer: Tracer
+    bus: Bus
+    """Connected with this role's credential."""
+    open_bucket: Callable[[str], Awaitable[KeyValue]]
+    """The key-value bucket of that name (granted to the scheduler only)."""
+    tasks: asyncio.TaskGroup
+    stopping: asyncio.Event
+    """Set by the first SIGTERM or SIGINT."""
+    probe_port: int
+    run_file: RunFile
+
+
+class App(Protocol):
+    """One service."""
+
+    @property
+    def role(self) -> str: ...
+
+    async def run(self, scope: Scope) -> None:
+        """Serve until drained. Returning early or raising ends the process."""
+        ...
+
+    def ready(self) -> bool: ...
+
+    def accounting(self) -> dict[str, object]:
+        """What is held right now (pages, leases, sequences, ...); all zero at rest."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no new work and let `run` return when the running work is done."""
+        ...
+
+
+def launch(role: str, kind: type[Settings], build: Callable[[Scope, Settings], App]) -> int:
+    """Read the settings from flags, environment and file, and run the service. The exit code."""
+    try:
+        settings = load(kind, role, sys.argv[1:], os.environ)
+    except StartupError as error:
+        return _refuse(role, error)
+    return main(role, settings, lambda scope: build(scope, settings))
+
+
+def main(role: str, settings: ProcessSettings, build: Callable[[Scope], App]) -> int:
+    """Run one service to its end. 0: drained; 2: could not start (one line says what to do)."""
+    try:
+        return asyncio.run(_Process(role, settings, build).run(), debug=False)
+    except StartupError as error:
+        return _refuse(role, error)
+    except KeyboardInterrupt:
+        return EXIT_FAILED
+
+
+def _refuse(role: str, error: StartupError) -> int:
+    line = " ".join(error.message.split())
+    sys.stderr.write(f"{role}: {line}\n")
+    return EXIT_STARTUP
+
+
+class _Finished(Exception):
+    """Ends the TaskGroup once the app is done."""
+
+
+class _Process:
+    def __init__(self, role: str, settings: ProcessSettings, build: Callable[[Scope], App]) -> None:
+        self._role = role
+        self._settings = settings
+        self._build = build
+        self._clock = SystemClock()
+        worker = settings.worker_id
+        self._log = Log(role, worker, settings.log_level, settings.log_format, clock=self._clock)
+        self._metrics = Metrics()
+        self._probes = Probes(self._metrics)
+        self._run_file = RunFile(settings.run_dir, worker)
+        self._stopping = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> int:
+        """Open what the app stands on, run it, and close in the opposite order."""
+        capture_libraries(self._log)
+        self._listen_to_signals()
+        settings = self._settings
+        try:
+            async with AsyncExitStack() as exits:
+                tracer = Tracer(
+                    self._role,
+                    settings.worker_id,
+                    self._clock,
+                    settings.otlp_endpoint,
+                    self._metrics,
+                )
+                exits.push_async_callback(tracer.close)
+                await self._probes.start(settings.probe_port)
+                exits.push_async_callback(self._probes.close)
+                bus = await NatsBus.connect(
+                    settings.nats_url,
+                    self._role,
+                    settings.nats_credentials_file,
+                    name=settings.worker_id,
+                    traffic=Traffic(self._metrics, self._log),
+                )
+                exits.push_async_callback(bus.close)
+                self._announce()
+                exits.callback(self._run_file.remove)
+                return await self._live(bus, tracer)
+        except asyncio.CancelledError:
+            if not self._signals:
+                raise
+            self._log.event("service.interrupted", level="warning")
+            return EXIT_FAILED
+
+    def _announce(self) -> None:
+        self._run_file.update(
+            role=self._role,
+            worker=self._settings.worker_id,
+            pid=os.getpid(),
+            probe_url=f"http://{LOOPBACK}:{self._probes.port}",
+        )
+
+    async def _live(self, bus: NatsBus, tracer: Tracer) -> int:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                scope = Scope(
+                    role=self._role,
+                    settings=self._settings,
+                    clock=self._clock,
+                    log=self._log,
+                    metrics=self._metrics,
+                    tracer=tracer,
+                    bus=bus,
+                    open_bucket=bus.key_value,
+                    tasks=tasks,
+                    stopping=self._stopping,
+                    probe_port=self._probes.port,
+                    run_file=self._run_file,
+                )
+                await self._run_app(self._build(scope), scope)
+                raise _Finished
+        except BaseExceptionGroup as group:
+            return self._verdict(group)
+
+    async def _run_app(self, app: App, scope: Scope) -> None:
+        scope.tasks.create_task(self._measure_lag(), name="loop-lag")
+        runner = scope.tasks.create_task(app.run(scope), name=self._role)
+        stop = scope.tasks.create_task(self._stopping.wait(), name="stop")
+        self._probes.show(app)
+        self._log.event("service.started", pid=os.getpid(), probe_port=self._probes.port)
+        await asyncio.wait({runner, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if runner.done():
+            return
+        self._probes.draining = True
+        self._log.event("service.draining", drain_s=self._settings.drain_s)
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                await app.drain()
+                await asyncio.wait({runner})
+        except TimeoutError:
+            self._log.event("service.drain_timed_out", level="warning")
+
+    def _verdict(self, group: BaseExceptionGroup[BaseException]) -> int:
+        """The exit code for how the TaskGroup ended. A StartupError passes through alone."""
+        failures = group.subgroup(lambda error: not isinstance(error, _Finished))
+        if failures is None:
+            self._log.event("service.stopped")
+            return 0
+        for error in _leaves(failures):
+            if isinstance(error, StartupError):
+                raise error from None
+            self._log.failure("service.failed", error)
+        return EXIT_FAILED
+
+    def _listen_to_signals(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def received() -> None:
+            self._signals += 1
+            if (self._stopping.is_set() or self._probes.port == 0) and task is not None:
+                task.cancel()
+            self._stopping.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, received)
+
+    async def _measure_lag(self) -> None:
+        lag = self._metrics.histogram(
+            "baton_loop_lag_seconds", "How late the event loop runs its timers."
+        )
+        while True:
+            due_s = self._clock.now() + _LAG_PERIOD_S
+            await asyncio.sleep(_LAG_PERIOD_S)
+            lag.observe(max(0.0, self._clock.now() - due_s))
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
