@@ -1,0 +1,71 @@
+"""The gateway's settings."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+
+from shared.config import ProcessSettings, setting
+from shared.errors import StartupError
+
+LISTENERS: Final = ("public", "admin", "traces")
+MAX_DEADLINE_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig(ProcessSettings):
+    """Listeners, limits and patience."""
+
+    port: int = setting(8000, "port of the API")
+    admin_port: int = setting(8001, "port for operators: /metrics and /admin, loopback only")
+    traces_port: int = setting(4318, "port that takes spans (OTLP over HTTP), loopback only")
+    serve: tuple[str, ...] = setting(LISTENERS, "listeners to open: public,admin,traces")
+    allow_anonymous: bool = setting(False, "serve without keys on an address beyond loopback")
+    dtype: str = setting(
+        "float32",
+        "number type of the workers' KV; block names depend on it",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    namespace: str = setting("public", "whose cached blocks requests share")
+    route: str = setting(
+        "auto",
+        "where prompts are computed, unless a request says so",
+        choices=("auto", "disaggregated", "colocated"),
+    )
+    queue_limit: int = setting(1_024, "open requests")
+    queue_tokens_limit: int = setting(2_000_000, "prompt tokens waiting for their first token")
+    attempts: int = setting(3, "attempts at a request that may fail")
+    deadline_s: float = setting(600.0, "seconds that a request may take in all")
+    stall_s: float = setting(1.0, "seconds without a token after which workers are asked")
+    body_bytes: int = setting(8 * 1024 * 1024, "largest request body")
+    store_path: str = setting("", "file of the trace store (<run_dir>/traces.sqlite)")
+    store_bytes: int = setting(512 * 1024 * 1024, "largest size of the trace store")
+    store_hours: float = setting(48.0, "hours that a trace is kept")
+
+    def __post_init__(self) -> None:
+        ProcessSettings.__post_init__(self)
+        for name in self.serve:
+            if name not in LISTENERS:
+                raise StartupError(f"serve: {name} is not one of {', '.join(LISTENERS)}")
+        for name in ("port", "admin_port", "traces_port"):
+            if not 0 <= getattr(self, name) <= 65_535:
+                raise StartupError(f"{name} must be 0..65535")
+        for name in ("queue_limit", "queue_tokens_limit", "attempts", "stall_s", "body_bytes"):
+            if getattr(self, name) <= 0:
+                raise StartupError(f"{name} must be above 0")
+        if not 0 < self.deadline_s <= MAX_DEADLINE_S:
+            raise StartupError(f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}")
+        if not self.allow_anonymous and not is_loopback(self.host):
+            raise StartupError(
+                f"host {self.host} is not loopback and there are no keys: "
+                "bind 127.0.0.1, or set allow_anonymous if the network is trusted"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

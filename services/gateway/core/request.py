@@ -1,0 +1,124 @@
+"""The state of one client request: its stream, its current attempt and who holds a share of it.
+
+Owns no decisions; `machine.py` and its neighbours change these fields.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.gateway.core.events import Role
+from services.gateway.core.ordering import TokenOrder
+from shared.ids import Attempt, RequestId
+from shared.kv.hashing import CacheIdentity
+from shared.wire.requests import Placement, Sampling, WorkerRef
+
+STORY_LINES: Final = 64
+NONE_YET: Final = Attempt(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The numbers by which the gateway waits, asks again and gives up."""
+
+    identity: CacheIdentity
+    attempts: int = 3
+    """Attempts that may fail once a worker had taken the job."""
+    stall_s: float = 1.0
+    """No token for so long: ask the holders."""
+    gap_s: float = 0.2
+    """An entry is missing for so long: ask for it."""
+    place_patience_s: float = 5.0
+    """How long a fresh request waits for an absent scheduler or for free pages."""
+    resume_patience_s: float = 20.0
+    """The same after a worker was lost: somebody has already waited for this answer."""
+    backoff_s: float = 0.1
+    backoff_limit_s: float = 1.0
+    reconnect_grace_s: float = 5.0
+    """After our connection came back, peers may still be reconnecting: silence is no proof."""
+    handoff_grace_s: float = 3.0
+    """Prefill died after its first token: decode may still go on by itself for so long."""
+    silences: int = 2
+    """Unanswered questions in a row that prove a peer dead."""
+    settle_tries: int = 6
+
+
+@dataclass(slots=True)
+class Holder:
+    """A worker that has, or may have, a share of the attempt."""
+
+    role: Role
+    ref: WorkerRef
+    accepted: bool = False
+    asked_s: float | None = None
+    """When the open question (resend) was sent; None: no question is open."""
+    next_ask_s: float = 0.0
+    silences: int = 0
+    unknown: bool = False
+    """It said that it knows nothing of the attempt."""
+    job_due_s: float | None = None
+    """The job could not be sent or confirmed: send it again at this instant."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One client request from admission to its end."""
+
+    id: RequestId
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    route: str
+    deadline_s: float
+    opened_s: float
+    order: TokenOrder
+    attempt: Attempt = NONE_YET
+    placement: Placement | None = None
+    holders: dict[Role, Holder] = field(default_factory=dict)
+    ran: bool = False
+    """A worker accepted a job of this attempt."""
+    decoding: bool = False
+    """Decode has sent tokens of this attempt: prefill is no longer needed."""
+    first_index: int = 0
+    """Tokens that were emitted when the attempt began."""
+    failures: int = 0
+    """Attempts that failed after they ran."""
+    excluded: tuple[WorkerRef, ...] = ()
+    place_due_s: float | None = None
+    """Ask the scheduler (again) at this instant; None: asked, or placed."""
+    backoff_s: float = 0.0
+    patience_until_s: float | None = None
+    progress_s: float = 0.0
+    """Last token, or last proof that a holder is at work."""
+    gap_since_s: float | None = None
+    handoff_until_s: float | None = None
+    cached_tokens: int | None = None
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
+
+    @property
+    def started(self) -> bool:
+        """The client's stream has tokens."""
+        return self.order.next_index > 0
+
+    @property
+    def attempt_started(self) -> bool:
+        """The current attempt has added tokens to the stream."""
+        return self.order.next_index > self.first_index
+
+    def begin_attempt(self, now: float) -> None:
+        """Forget everything of the last attempt; the stream goes on."""
+        self.attempt = Attempt(self.attempt + 1)
+        self.order.begin(self.attempt)
+        self.first_index = self.order.next_index
+        self.placement = None
+        self.holders = {}
+        self.ran = False
+        self.decoding = False
+        self.progress_s = now
+        self.gap_since_s = None
+        self.handoff_until_s = None
+
+    def note(self, now: float, text: str) -> None:
+        """One line of the request's life."""
+        self.story.append(f"{now:.3f} attempt {self.attempt}: {text}")

@@ -1,0 +1,183 @@
+"""Watching a running attempt: tokens taken in, silence noticed, holders asked, deaths judged.
+
+Silence proves nothing while our own connection is, or just was, away. Pure.
+"""
+
+from __future__ import annotations
+
+from services.gateway.core.actions import Action, AskResend, Count, Deliver
+from services.gateway.core.events import Role, Silence
+from services.gateway.core.recovery import TOO_LARGE, code_of, fail_attempt, give_up
+from services.gateway.core.request import Holder, Policy, Request
+from shared.errors import Code
+from shared.wire.requests import JobFailed, ResendTokens, TokenEntry
+from shared.wire.workers import WorkerLost
+
+_RECONNECTING_PAUSE_S = 0.25
+
+
+def take_tokens(request: Request, holder: Holder, entry: TokenEntry, now: float) -> list[Action]:
+    """Put an entry of the current attempt into the stream; deliver what became next."""
+    first = not request.started
+    if first and entry.cached_tokens is not None and request.cached_tokens is None:
+        request.cached_tokens = min(max(0, entry.cached_tokens), len(request.prompt))
+    taken = request.order.take(entry.attempt, entry.index, entry.token_ids, entry.finish)
+    if taken.dropped is not None:
+        return [Count("stale_chunk", taken.dropped)]
+    if request.order.has_gap:
+        request.gap_since_s = now if request.gap_since_s is None else request.gap_since_s
+    else:
+        request.gap_since_s = None
+    if not taken.token_ids and taken.finish is None:
+        return []
+    _progressed(request, holder, now)
+    return [Deliver(request.id, taken.token_ids, taken.finish, request.cached_tokens)]
+
+
+def _progressed(request: Request, holder: Holder, now: float) -> None:
+    request.progress_s = now
+    request.patience_until_s = None
+    request.backoff_s = 0.0
+    request.ran = True
+    holder.accepted = True
+    holder.job_due_s = None
+    holder.silences = 0
+    if holder.role is Role.DECODE:
+        request.handoff_until_s = None
+        request.decoding = True
+
+
+def asks(request: Request, policy: Policy, now: float) -> list[Action]:
+    """Questions to holders that have been silent for too long, or that may fill a gap."""
+    stalled = now - request.progress_s >= policy.stall_s
+    gap_s = None if request.gap_since_s is None else now - request.gap_since_s
+    if not stalled and (gap_s is None or gap_s < policy.gap_s):
+        return []
+    actions: list[Action] = []
+    for holder in request.holders.values():
+        if holder.role is Role.PREFILL and (request.attempt_started or request.decoding):
+            continue
+        ready = holder.accepted and holder.asked_s is None and not holder.unknown
+        if ready and now >= holder.next_ask_s:
+            holder.asked_s = now
+            message = ResendTokens(request.id, request.attempt, request.order.next_index)
+            actions.append(AskResend(holder.role, holder.ref.worker, message))
+    return actions
+
+
+def heard(request: Request, holder: Holder, policy: Policy, now: float) -> None:
+    """The holder answered a question: it is alive."""
+    holder.asked_s = None
+    holder.silences = 0
+    pause_s = policy.stall_s if request.gap_since_s is None else policy.gap_s
+    holder.next_ask_s = now + pause_s
+
+
+def knows_nothing(request: Request, holder: Holder, policy: Policy, now: float) -> list[Action]:
+    """The holder has lost the attempt. Decode may still own prefill's first token."""
+    holder.asked_s = None
+    request.note(now, f"{holder.role} {holder.ref.worker} knows nothing of it")
+    if holder.role is Role.DECODE:
+        return fail_attempt(request, Code.WORKER_LOST, (), policy, now)
+    holder.unknown = True
+    _wait_for_decode(request, policy, now)
+    return []
+
+
+def silent(
+    request: Request, holder: Holder, silence: Silence, policy: Policy, now: float, grace: bool
+) -> list[Action]:
+    """A question got no answer; twice in a row (or nobody listens) means dead."""
+    holder.asked_s = None
+    if silence is Silence.DISCONNECTED:
+        holder.next_ask_s = now + policy.stall_s / 2
+        return []
+    holder.silences += 1
+    if grace:
+        holder.next_ask_s = now + _RECONNECTING_PAUSE_S
+        return []
+    if silence is Silence.NO_RESPONDER or holder.silences >= policy.silences:
+        return lost(request, holder, policy, now)
+    holder.next_ask_s = now
+    return []
+
+
+def job_silent(
+    request: Request, holder: Holder, silence: Silence, policy: Policy, now: float, grace: bool
+) -> list[Action]:
+    """A job got no answer. Sending it again has one effect, so in doubt it is sent again."""
+    if silence is Silence.TOO_LARGE:
+        return give_up(request, Code.BODY_TOO_LARGE, TOO_LARGE, now)
+    if silence is Silence.DISCONNECTED or grace:
+        holder.job_due_s = now + _RECONNECTING_PAUSE_S
+        return []
+    holder.silences += 1
+    if silence is Silence.NO_RESPONDER or holder.silences >= policy.silences:
+        return lost(request, holder, policy, now)
+    holder.job_due_s = now
+    return []
+
+
+def gave_up(
+    request: Request, holder: Holder, failure: JobFailed, policy: Policy, now: float
+) -> list[Action]:
+    """A worker reported failure. When decode cannot read the pages, prefill is to blame."""
+    request.note(now, f"{holder.role} {failure.worker} failed it: {failure.code}")
+    if holder.role is Role.PREFILL and request.decoding:
+        return []
+    code = code_of(failure.code)
+    blamed = holder
+    if code is Code.TRANSFER_FAILED and holder.role is Role.DECODE:
+        blamed = request.holders.get(Role.PREFILL, holder)
+    return fail_attempt(request, code, (blamed.ref,), policy, now)
+
+
+def declared_dead(
+    request: Request, died: WorkerLost, policy: Policy, now: float, grace: bool
+) -> list[Action]:
+    """The scheduler says so. While we may just have missed its beats ourselves: ask first."""
+    for holder in list(request.holders.values()):
+        if holder.ref.worker != died.worker or holder.ref.epoch > died.epoch:
+            continue
+        if not grace:
+            return lost(request, holder, policy, now)
+        ask_soon(request, policy, now)
+    return []
+
+
+def ask_soon(request: Request, policy: Policy, now: float) -> None:
+    """Treat the attempt as stalled: messages may have been missed."""
+    request.progress_s = min(request.progress_s, now - policy.stall_s)
+    for holder in request.holders.values():
+        holder.next_ask_s = now
+        if holder.job_due_s is not None:
+            holder.job_due_s = now
+
+
+def lost(request: Request, holder: Holder, policy: Policy, now: float) -> list[Action]:
+    """A holder is dead. Prefill's death matters only until decode goes on without it."""
+    request.note(now, f"{holder.role} {holder.ref.worker} lost")
+    if holder.role is Role.PREFILL and request.decoding:
+        return []
+    if holder.role is Role.PREFILL and request.attempt_started:
+        holder.unknown = True
+        _wait_for_decode(request, policy, now)
+        return []
+    return fail_attempt(request, Code.WORKER_LOST, (holder.ref,), policy, now)
+
+
+def handoff_overdue(request: Request, policy: Policy, now: float) -> list[Action]:
+    """Decode did not go on without prefill: another attempt."""
+    if request.handoff_until_s is None or now < request.handoff_until_s:
+        return []
+    prefill = request.holders.get(Role.PREFILL)
+    failed = () if prefill is None else (prefill.ref,)
+    return fail_attempt(request, Code.WORKER_LOST, failed, policy, now)
+
+
+def _wait_for_decode(request: Request, policy: Policy, now: float) -> None:
+    if request.handoff_until_s is None:
+        request.handoff_until_s = now + policy.handoff_grace_s
+    decode = request.holders.get(Role.DECODE)
+    if decode is not None:
+        decode.next_ask_s = now
