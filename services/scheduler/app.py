@@ -23,10 +23,11 @@ from services.scheduler.core.events import (
 from services.scheduler.core.machine import SchedulerMachine, SchedulerSettings
 from services.scheduler.core.placement import PlacementSettings
 from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.store import BUCKET, EpochStore
+from services.scheduler.store import EpochStore
 from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
 from shared.errors import BusError, Code, RefusedError, StartupError
+from shared.ids import Epoch
 from shared.runtime.service import Scope
 from shared.telemetry.trace import Span
 from shared.wire import subjects
@@ -59,7 +60,7 @@ class SchedulerApp:
         self._incarnation = secrets.token_hex(8)
         self._core: SchedulerMachine | None = None
         self._store: EpochStore | None = None
-        self._leader_epoch = 0
+        self._leader_epoch = Epoch(0)
         self._snapshots: set[tuple[str, int]] = set()
         self._metrics = SchedulerMetrics(scope.metrics)
         self._done = asyncio.Event()
@@ -67,14 +68,14 @@ class SchedulerApp:
     async def run(self, scope: Scope) -> None:
         """Lead until drained. Raises StartupError when the store cannot be reached."""
         try:
-            self._store = EpochStore(await scope.open_bucket(BUCKET))
+            self._store = EpochStore(await scope.open_bucket(subjects.EPOCHS))
             self._leader_epoch = await self._store.lead(self._incarnation)
         except BusError as error:
             raise StartupError(f"the epoch store does not answer: {error.message}") from error
         self._core = self._new_core()
         scope.run_file.update(epoch=self._leader_epoch)
         scope.log.event("scheduler.leading", leader_epoch=self._leader_epoch)
-        scope.bus.on_reconnect(lambda: self._apply(BusRestored()))
+        scope.bus.on_reconnect(self._reconnected)
         await self._subscribe()
         scope.tasks.create_task(self._watch_leader(), name="watch-leader")
         while not self._done.is_set():
@@ -121,6 +122,9 @@ class SchedulerApp:
         await bus.subscribe(subjects.BLOCK_EVENTS, self._take_in, concurrency=1)
         await bus.subscribe(subjects.PLACE, self._place)
         await bus.subscribe(subjects.PLACEMENT_ENDED, self._end)
+
+    def _reconnected(self) -> None:
+        self._apply(BusRestored())
 
     def _observe_bus(self) -> None:
         """Silence while disconnected proves nothing; the reconnect callback says when it does."""

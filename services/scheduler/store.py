@@ -15,7 +15,6 @@ from shared.bus.bus import KeyValue
 from shared.errors import BusError
 from shared.ids import Epoch, WorkerId
 
-BUCKET: Final = "baton-epochs"
 _LEADER_KEY: Final = "leader"
 _MAX_TRIES: Final = 16
 

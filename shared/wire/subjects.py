@@ -17,6 +17,10 @@ BLOCK_EVENTS: Final = "baton.blocks.*.*"
 LOST: Final = "baton.cluster.lost"
 """Broadcast by the scheduler: WorkerLost."""
 
+EPOCHS: Final = "baton-epochs"
+BUCKETS: Final = (EPOCHS,)
+"""JetStream key-value buckets that the scheduler alone may make, read and write."""
+
 
 def heartbeat(role: str, worker: WorkerId) -> str:
     return f"baton.heartbeat.{role}.{worker}"
@@ -109,4 +113,4 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
 }
 """Per role: subjects it may publish and subscribe, besides its own inbox `_INBOX_<role>.>`.
-The scheduler alone also uses JetStream KV, for its own buckets (see ops/nats)."""
+The scheduler alone also uses JetStream KV, for `BUCKETS`."""

@@ -195,7 +195,7 @@ class SchedulerMachine:
         if beat.role == "gateway":
             return []
         replaced = self.cluster.learn_epoch(beat.worker, beat.epoch)
-        actions = [self._lost(replaced, "replaced")] if replaced else []
+        actions: list[Action] = [self._lost(replaced, "replaced")] if replaced else []
         if not self.cluster.hear(beat, now):
             self.counts["stale_heartbeats"] += 1
             return actions

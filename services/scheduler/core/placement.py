@@ -21,7 +21,7 @@ from shared.wire.requests import Candidate, PlaceRequest
 MAX_PREFILL: Final = 16
 MAX_DECODE: Final = 8
 MAX_REPORTED: Final = 16
-_LINK_BYTES_PER_S: Final = 1.0e9
+_LINK: Final = costs.LinkCosts(setup_s=0.001, bytes_per_s=1.0e9)
 _TIE_SHARE: Final = 0.01
 _TIE_S: Final = 0.001
 _EXPECTED_OUTPUT_TOKENS: Final = 256
@@ -126,9 +126,7 @@ class Placer:
         cached = cached_blocks(ask, w, depths)
         held = min(depths.get(d.report.worker, 0), len(ask.block_hashes))
         pages = -(-ask.prompt_tokens // d.report.block_tokens) - held
-        exposed_s = costs.transfer_s(
-            pages * d.report.page_bytes, setup_s=_TIE_S, bytes_per_s=_LINK_BYTES_PER_S
-        )
+        exposed_s = costs.transfer_s(_LINK, pages * d.report.page_bytes)
         prefill_s = work_s(ask, w, cached)
         terms = {
             "wait_s": w.wait_s(now),
@@ -194,14 +192,7 @@ def cached_blocks(ask: PlaceRequest, worker: Worker, depths: Mapping[WorkerId, i
 def work_s(ask: PlaceRequest, worker: Worker, cached: int) -> float:
     """Seconds of prefill left after the cached blocks."""
     cached_tokens = cached * worker.report.block_tokens
-    cost = worker.report.cost
-    return costs.prefill_s(
-        ask.prompt_tokens - cached_tokens,
-        cached_tokens,
-        step_s=cost.step_s,
-        token_s=cost.token_s,
-        pair_s=cost.pair_s,
-    )
+    return costs.prefill_s(worker.report.cost, ask.prompt_tokens - cached_tokens, cached_tokens)
 
 
 def slowdown_s(ask: PlaceRequest, worker: Worker) -> float:
