@@ -1,0 +1,35 @@
+"""The settings of a prefill worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config import ProcessSettings, setting
+from shared.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig(ProcessSettings):
+    """Engine, pages, and the bounds of the queue."""
+
+    engine: str = setting("torch", "backend of the model", choices=("torch", "hashchain"))
+    device: str = setting("cpu", "torch device of weights and pages, e.g. cuda:0")
+    dtype: str = setting("float32", "weights and pages", choices=("float32", "bfloat16", "float16"))
+    kv_pages: int = setting(1024, "pages of block_tokens positions each")
+    chunk_tokens: int = setting(2048, "most prompt tokens in one engine step")
+    queue_limit: int = setting(1024, "jobs that may wait for pages; further ones are refused")
+    lease_grace_s: float = setting(5.0, "seconds past a request's deadline that pages stay")
+    fetch_timeout_s: float = setting(5.0, "seconds that asking or reading the pool may take")
+    transport: str = setting(
+        "auto", "of pages: shared memory in one host, else TCP", choices=("auto", "shm", "tcp")
+    )
+
+    def __post_init__(self) -> None:
+        ProcessSettings.__post_init__(self)
+        for name in ("kv_pages", "chunk_tokens", "queue_limit", "fetch_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise StartupError(f"{name} must be above 0")
+        if self.lease_grace_s < 0:
+            raise StartupError("lease_grace_s must not be negative")
+        if self.chunk_tokens < self.block_tokens:
+            raise StartupError("chunk_tokens must be at least block_tokens")
