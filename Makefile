@@ -1,0 +1,80 @@
+# Everything that people and CI run. State lives in .venv, .baton and results; nothing elsewhere.
+
+PYTHON  ?= python3.11
+PROFILE ?= cpu
+PORT    ?= 8000
+MODEL   ?=
+ARGS    ?=
+
+ifeq ($(PROFILE),cpu)
+VENV := .venv
+else
+VENV := .venv-$(PROFILE)
+endif
+RUN     := $(VENV)/bin/python
+RUNTIME := $(VENV)/.runtime
+TOOLS   := $(VENV)/.tools
+
+# Triton warns while this is unset, and it decides the last bit of results.
+export TRITON_DEFAULT_FP_FUSION := 1
+CORES   := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# Two engine processes share the machine in the tests.
+THREADS := $(shell n=$$(( $(CORES) / 2 )); [ $$n -ge 1 ] && echo $$n || echo 1)
+TESTING := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=$(THREADS) \
+           OPENBLAS_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
+PYTEST  := $(TESTING) $(RUN) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help serve demo test check test-golden test-faults bench-handoff fetch lock format clean
+
+help: ## list these targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@echo "  MODEL=…  a GGUF file, a Hugging Face folder, or hashchain (a weightless test model)"
+	@echo "  PORT=…   public port of serve and demo ($(PORT));  ARGS=…  more flags"
+
+$(RUNTIME): requirements-$(PROFILE).lock ops/setup/install.sh
+	@PYTHON="$(PYTHON)" ops/setup/install.sh $(VENV) $(PROFILE)
+	@touch $@
+
+$(TOOLS): $(RUNTIME) requirements-dev.lock pyproject.toml
+	@PYTHON="$(PYTHON)" ops/setup/install.sh $(VENV) $(PROFILE) dev
+	@touch $@
+
+serve: $(RUNTIME) ## set up everything and start the local cluster; Ctrl-C drains and stops
+	@$(RUN) -m services --port $(PORT) --model "$(MODEL)" $(ARGS)
+
+demo: $(RUNTIME) ## start, stream one answer, show its trace, stop
+	@$(RUN) -m loadgen.demo --port $(PORT) --model "$(MODEL)" $(ARGS)
+
+fetch: $(RUNTIME) ## fetch and verify the small real model
+	@$(RUN) -m services fetch
+
+check: $(TOOLS) ## format, lint, types, imports
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: check fetch ## all that CI runs: check and the tests
+	$(PYTEST) -m "not golden and not faults" $(ARGS)
+
+test-golden: $(TOOLS) fetch ## every golden case on all four paths
+	$(PYTEST) -m golden $(ARGS)
+
+test-faults: $(TOOLS) fetch ## kill, cut off and restart real processes under load
+	$(PYTEST) -m faults $(ARGS)
+
+bench-handoff: $(RUNTIME) fetch ## colocated against 1P1D on the real model
+	@$(TESTING) $(RUN) -m loadgen.bench_handoff --model "$(MODEL)" $(ARGS)
+
+format: $(TOOLS) ## apply format and safe lint fixes
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+lock: ## remake the lock files from pyproject.toml
+	@PYTHON="$(PYTHON)" ops/setup/lock.sh
+
+clean: ## remove environments, caches and run folders (the fetched model too)
+	rm -rf .venv .venv-* .baton build dist results *.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
