@@ -131,6 +131,8 @@ class NatsLink:
                     pending_msgs_limit=WAITING_MESSAGES,
                     pending_bytes_limit=WAITING_BYTES,
                 )
+                # The library's PING overtakes buffered commands; a second one cannot any more.
+                await self.client.flush()
                 await self.client.flush()
         except (NatsError, OSError, TimeoutError) as error:
             raise BusUnavailable(f"could not subscribe: {type(error).__name__}") from error
