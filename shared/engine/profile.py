@@ -52,7 +52,8 @@ def measure_costs(engine: Engine, block_tokens: int) -> CostModel:
     large_s = bench.seconds(large, 0) if large > small else small_s
     earlier = max(0, min(1_024, bench.room_tokens - small))
     late_s = bench.seconds(small, earlier)
-    pair_s = _slope(late_s - small_s, 2 * small * earlier)
+    # Timings are noisy: pairs may explain at most half of the large chunk.
+    pair_s = min(_slope(late_s - small_s, 2 * small * earlier), large_s / large**2 / 2)
     token_s = _slope(large_s - small_s - pair_s * (large**2 - small**2), large - small)
     context = max(0, min(256, bench.room_tokens - 1))
     one_s = bench.seconds(1, context)

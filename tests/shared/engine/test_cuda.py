@@ -1,0 +1,61 @@
+"""The same engine on a GPU: tokens as on the CPU, pages visible to others. Needs one GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared.checkpoint import Checkpoint, open_checkpoint
+from shared.engine.batch import Engine
+from shared.engine.building import build_engine
+
+from ..checkpoint.files import tiny_spec, write_folder
+from .golden import SUBSET, GoldenCase, load
+from .sequences import BLOCK, decode, pages_for, prefill, scattered
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+PAGES = 64
+PROMPT = [(31 * index + 7) % 512 for index in range(300)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(str(write_folder(tmp_path_factory.mktemp("hf"), tiny_spec())))
+
+
+def run(engine: Engine, prompt: list[int], count: int, seed: int | None = None) -> list[int]:
+    pages = scattered(PAGES, pages_for(len(prompt) + count), 4)
+    first = prefill(engine, prompt, pages, seed=seed)
+    return decode(engine, len(prompt), first, pages, count)
+
+
+def test_tokens_equal_the_cpu(checkpoint: Checkpoint) -> None:
+    host = build_engine(checkpoint, "cpu", "float32", PAGES, BLOCK, "torch")
+    device = build_engine(checkpoint, "cuda", "float32", PAGES, BLOCK, "torch")
+    assert run(device, PROMPT, 12) == run(host, PROMPT, 12)
+    assert run(device, PROMPT, 12, seed=5) == run(host, PROMPT, 12)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_and_pages_match_their_checksums(
+    checkpoint: Checkpoint, dtype: str
+) -> None:
+    device = build_engine(checkpoint, "cuda", dtype, PAGES, BLOCK, "torch")
+    tokens = run(device, PROMPT, 12)
+    assert all(0 <= token < 512 for token in tokens)
+    pages = scattered(PAGES, 40, 4)
+    sums = device.checksums(pages)
+    assert len(set(sums)) > 10
+    for page in pages[:3]:
+        view = device.memory.run(page, 1)
+        assert view.__cuda_array_interface__["shape"] == (device.memory.page_bytes,)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("case", load(SUBSET), ids=lambda case: case.name)
+def test_golden_float32(model_path: str, case: GoldenCase) -> None:
+    device = build_engine(open_checkpoint(model_path), "cuda", "float32", PAGES, BLOCK, "torch")
+    pages = scattered(PAGES, pages_for(len(case.prompt) + 48), 1)
+    first = prefill(device, case.prompt, pages)
+    tokens = decode(device, len(case.prompt), first, pages, len(case.greedy), stop=2)
+    assert case.agrees(tokens)
