@@ -38,7 +38,7 @@ class Surroundings:
     traces_port: int
     settings: tuple[str, ...] = ()
     """Flags for every service."""
-    environment: Mapping[str, str] = os.environ
+    environment: Mapping[str, str]
 
 
 class Member:
