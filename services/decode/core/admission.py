@@ -121,6 +121,7 @@ class Admission:
         else:
             blocks = pages_for(sequence.prompt_tokens, sequence.block_tokens)
             sequence.handoff.wanted.update(range(reused, blocks))
+            sequence.handoff.heard_s = now
         sequence.ready_s = now
         sequence.note(now, f"reserved {len(sequence.pages)} pages, {reused} of them cached")
         self._desk.trace(

@@ -30,6 +30,8 @@ class Handoff:
     retried: set[int] = field(default_factory=set)
     absent: set[int] = field(default_factory=set)
     """Wanted positions that failed twice: prefill is not asked again."""
+    heard_s: float = 0.0
+    """When the owner last answered or announced: a lease lives no longer than that + lease_s."""
     first_seen_s: float | None = None
     """When prefill was first heard of: from then on a lease must exist."""
     first_token: int | None = None

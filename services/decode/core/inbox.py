@@ -54,12 +54,14 @@ class Inbox:
             self._desk.out.append(Reply(event.reply, Acknowledged() if done else _STALE))
             return
         self._desk.out.append(Reply(event.reply, Acknowledged()))
+        handoff.heard_s = now
         handoff.first_seen_s = now if handoff.first_seen_s is None else handoff.first_seen_s
         if ready.prompt_pages != -(-sequence.prompt_tokens // sequence.block_tokens):
             self.lost(sequence, Code.INCOMPATIBLE_WORKERS, now)
             return
         self._note_first_token(handoff, ready)
-        self._pull(sequence, handoff, self._new_positions(sequence, handoff, event), now)
+        if handoff.first_finish is None:
+            self._pull(sequence, handoff, self._new_positions(sequence, handoff, event), now)
         self._settlement.consider(sequence, now)
 
     def pull_ended(self, event: PullEnded, now: float) -> None:
@@ -115,6 +117,8 @@ class Inbox:
     def leases_answered(self, event: LeasesAnswered, now: float) -> None:
         """A lease that is gone will deliver nothing. Before its first announcement prefill may
         not know the attempt yet; that is given the time of a lease."""
+        for _, waiting in self._waiting_for(event.peer):
+            waiting.heard_s = max(waiting.heard_s, event.asked_s)
         for key in event.gone:
             sequence = self._desk.find(key.request, key.attempt)
             handoff = None if sequence is None else sequence.handoff
@@ -124,6 +128,23 @@ class Inbox:
             known = seen is not None and seen < event.asked_s
             if known or now - sequence.arrived_s > self._desk.rules.lease_s:
                 self.lost(sequence, Code.TRANSFER_FAILED, now)
+
+    def tick(self, now: float) -> None:
+        """Nothing heard for the life of a lease: whatever the reason, the lease has lapsed."""
+        for sequence, handoff in self._waiting_for(None):
+            if now - handoff.heard_s > self._desk.rules.lease_s:
+                self.lost(sequence, Code.WORKER_LOST, now)
+
+    def _waiting_for(self, peer: WorkerRef | None) -> list[tuple[Sequence, Handoff]]:
+        """Sequences that still expect pages, from one peer or from anyone."""
+        return [
+            (sequence, handoff)
+            for sequence in self._desk.sequences.values()
+            if (handoff := sequence.handoff) is not None
+            and not handoff.committed
+            and handoff.lost is None
+            and (peer is None or not _other(handoff.owner, peer))
+        ]
 
     # -- one announcement ------------------------------------------------------------------
 

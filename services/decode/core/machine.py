@@ -75,7 +75,10 @@ class DecodeMachine:
         return not busy and not self.stepping.running and not self.pulls.reading
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Apply one event; what is to be done, in order."""
+        """Apply one event; what is to be done, in order. Raises TypeError for an object that is
+        not one."""
+        if not isinstance(event, Event):
+            raise TypeError(f"{type(event).__name__} is not an event of decode")
         self._apply(event, now)
         self.admission.admit(now)
         self.stepping.start(now)
@@ -243,6 +246,7 @@ class DecodeMachine:
                 message = "the deadline passed on the decode worker"
                 self.endings.fail(sequence, Code.DEADLINE_EXCEEDED, message, now)
         self.admission.expire(now)
+        self._inbox.tick(now)
         self.leases.tick(now)
         self.ledger.sweep(now)
 
