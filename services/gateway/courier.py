@@ -69,6 +69,9 @@ class Courier:
         self._around = around
         self._sessions: dict[RequestId, Session] = {}
         self._work = asyncio.Event()
+        self.quiet = asyncio.Event()
+        """Set while no client is served."""
+        self.quiet.set()
 
     @property
     def open_sessions(self) -> int:
@@ -86,6 +89,7 @@ class Courier:
     def open(self, session: Session, opened: ev.Opened) -> None:
         """Hand a request to the core; its session hears everything from now on."""
         self._sessions[session.id] = session
+        self.quiet.clear()
         self._feed(opened)
         self._work.set()
 
@@ -97,6 +101,8 @@ class Courier:
         self._sessions.pop(session.id, None)
         for span in session.attempts.values():
             span.end()
+        if not self._sessions:
+            self.quiet.set()
 
     def fail_all(self, refusal: Refusal) -> None:
         """End every open request with an error: the process is about to go."""

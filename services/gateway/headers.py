@@ -42,7 +42,9 @@ def read_wishes(fields: Mapping[str, str], deadline_s: float, route: str) -> Wis
     return Wishes(deadline_s, wanted_route, strict, fields.get("traceparent", ""))
 
 
-def answer_headers(session: Session, prompt_tokens: int, ignored: tuple[str, ...]) -> dict[str, str]:
+def answer_headers(
+    session: Session, prompt_tokens: int, ignored: tuple[str, ...]
+) -> dict[str, str]:
     """The facts that are known when the status line goes out."""
     headers = {"x-baton-trace-id": trace_id(session.root.traceparent)}
     if ignored:

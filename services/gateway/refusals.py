@@ -107,9 +107,19 @@ class Refusal:
         return answer
 
 
+class Unanswered(BatonError):
+    """The cluster gave a request up before its answer began."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message, refusal.code)
+        self.refusal = refusal
+
+
 def refusal_of(error: BatonError) -> Refusal:
     """How an error of ours is told to the client."""
     match error:
+        case Unanswered():
+            return error.refusal
         case ClientError():
             return Refusal(error.code, error.message, error.param)
         case RefusedError():

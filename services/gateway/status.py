@@ -1,0 +1,52 @@
+"""Health, readiness, version, metrics and accounting: answers from memory, never from work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from services.gateway.models import json_answer
+from services.gateway.routes import Exchange
+from shared.errors import Code, RefusedError
+from shared.telemetry.metrics import Metrics
+
+VERSION: Final = "0.1.0"
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Status:
+    """`ready` and `accounting` are asked at each request."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        refresh: Callable[[], None],
+        ready: Callable[[], bool],
+        accounting: Callable[[], Mapping[str, object]],
+    ) -> None:
+        self._metrics = metrics
+        self._refresh = refresh
+        self._ready = ready
+        self._accounting = accounting
+
+    async def live(self, exchange: Exchange) -> web.StreamResponse:
+        return json_answer(exchange, {"status": "ok"})
+
+    async def ready(self, exchange: Exchange) -> web.StreamResponse:
+        """503 while a request could not be placed."""
+        if not self._ready():
+            raise RefusedError("not ready", Code.LOADING, 1.0)
+        return json_answer(exchange, {"status": "ready"})
+
+    async def version(self, exchange: Exchange) -> web.StreamResponse:
+        return json_answer(exchange, {"version": VERSION})
+
+    async def accounting(self, exchange: Exchange) -> web.StreamResponse:
+        return json_answer(exchange, self._accounting())
+
+    async def metrics(self, exchange: Exchange) -> web.StreamResponse:
+        self._refresh()
+        headers = {**exchange.headers, "Content-Type": METRICS_TYPE}
+        return web.Response(body=self._metrics.render(), headers=headers)
