@@ -147,8 +147,9 @@ class Shell:
         match delivery.message:
             case PrefillJob() as job:
                 tickets = (secrets.token_hex(_TICKET_BYTES), secrets.token_hex(_TICKET_BYTES))
-                trace = delivery.headers.traceparent
-                return self._ask(call, on.JobArrived(call, job, *tickets, trace))
+                sent = delivery.headers
+                arrived = on.JobArrived(call, job, *tickets, sent.traceparent, sent.epoch)
+                return self._ask(call, arrived)
             case CancelRequest() as cancel:
                 return self._ask(call, on.CancelArrived(call, cancel))
             case ResendTokens() as resend:
@@ -246,7 +247,7 @@ class Shell:
             case act.Lookup():
                 self._spawn(self._look_up(action), "prefill-lookup")
             case act.Pull():
-                self._spawn(self._pull(action), "prefill-pull", _key(action))
+                self._spawn(self._pull(action), "prefill-pull")
             case act.Offer():
                 self._spawn(self._offer(action), "prefill-offer")
             case act.ReleasePool():
@@ -284,7 +285,8 @@ class Shell:
         self.feed(await self._flow.offer(action, self._headers(action)))
 
     async def _pull(self, action: act.Pull) -> None:
-        """The end is reported whatever happens: the pages wait for it."""
+        """The end is reported whatever happens: the pages wait for it. Not cut short when the job
+        closes: only a read that ends by itself tells whether its bytes have settled."""
         ended = on.PullEnded(action.request, action.attempt, ())
         try:
             ended = await self._flow.pull(action)

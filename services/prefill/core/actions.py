@@ -49,8 +49,8 @@ class JobOpened:
 
 @dataclass(frozen=True, slots=True)
 class JobClosed:
-    """A job is over: stop its lookup, pull and sending; its span ends. A pull that was under way
-    still has to report `PullEnded`."""
+    """A job is over: stop sending its pages; its span ends. A lookup or pull that is under way
+    goes on and is still reported."""
 
     request: RequestId
     attempt: Attempt

@@ -123,6 +123,7 @@ def _open(state: State, event: JobArrived, now: float) -> None:
         hashes=block_hashes(identity, order.tokens),
         block_tokens=state.limits.block_tokens,
         arrived_s=now,
+        gateway_epoch=event.gateway_epoch,
         deadline_s=now + order.deadline_s,
         phase_since_s=now,
     )

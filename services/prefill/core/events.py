@@ -32,6 +32,8 @@ class JobArrived:
     """Opens the job's new blocks to the pool."""
     trace: str = ""
     """Opaque; handed back in `JobOpened`."""
+    gateway_epoch: int | None = None
+    """Incarnation of the gateway, if it said so."""
 
 
 @dataclass(frozen=True, slots=True)

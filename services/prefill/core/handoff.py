@@ -111,11 +111,12 @@ def expire(state: State, job: Job, now: float) -> None:
 
 
 def offer(state: State, job: Job, now: float) -> None:
-    """Offer the full blocks that this job computed to the pool, for a while."""
+    """Offer the prompt's full blocks to the pool, for a while, if this job computed any. The
+    pool pulls only those it lacks; cached ones are named too, since it may have lost them."""
     pool = job.order.kvpool
-    positions = range(job.cached_blocks, len(job.hashes))[:_OFFER_PAGES]
-    if pool is None or not positions:
+    if pool is None or job.cached_blocks == len(job.hashes):
         return
+    positions = range(len(job.hashes))[-_OFFER_PAGES:]
     if len(state.offers) >= state.limits.offer_limit:
         state.counts["offers_dropped"] += 1
         return

@@ -45,6 +45,7 @@ class Job:
     """Names of the full blocks of the prompt."""
     block_tokens: int
     arrived_s: float
+    gateway_epoch: int | None
     deadline_s: float
     """An instant on our own clock."""
     phase: Phase = Phase.QUEUED

@@ -15,7 +15,7 @@ from services.prefill.core import events as on
 from services.prefill.core.actions import Action, Answer, PublishBlocks, Reply
 from services.prefill.core.closing import close
 from services.prefill.core.compute import Compute
-from services.prefill.core.jobs import Jobs, Phase
+from services.prefill.core.jobs import Job, Jobs, Phase
 from services.prefill.core.state import Limits, State
 from shared.errors import Code
 from shared.ids import Generation, PageId, RequestId
@@ -33,6 +33,15 @@ from shared.wire.requests import (
     WorkerRef,
 )
 from shared.wire.workers import WorkerLoad, WorkerLost
+
+
+def _was_for(job: Job, lost: WorkerLost) -> bool:
+    """Whether the job's tokens or pages were meant for this incarnation."""
+    order = job.order
+    if lost.role == "decode":
+        return order.decode.worker == lost.worker and order.decode.epoch <= lost.epoch
+    known = job.gateway_epoch is None or job.gateway_epoch <= lost.epoch
+    return lost.role == "gateway" and order.gateway == lost.worker and known
 
 
 def _reject(event: Never) -> Never:
@@ -164,12 +173,7 @@ class Machine:
         """A decode worker or gateway died: what was for it has no use. (A request that goes on
         elsewhere comes back as another attempt and finds the sealed blocks in the cache.)"""
         for job in tuple(self._state.jobs.live.values()):
-            decode = job.order.decode
-            if lost.role == "decode":
-                gone = decode.worker == lost.worker and decode.epoch <= lost.epoch
-            else:
-                gone = lost.role == "gateway" and job.order.gateway == lost.worker
-            if gone:
+            if _was_for(job, lost):
                 close(self._state, job, now, "lost")
         handoff.pool_lost(self._state, lost)
 

@@ -103,7 +103,6 @@ def job(
     pool: WorkerRef | None = None,
     deadline_s: float = 600.0,
     namespace: str = "tenant",
-    first_index: int = 0,
 ) -> PrefillJob:
     return PrefillJob(
         request=RequestId(request),
@@ -111,7 +110,7 @@ def job(
         placement_sequence=1,
         gateway=GATEWAY,
         tokens=tuple(tokens),
-        first_index=first_index,
+        first_index=0,
         sampling=Sampling(0.0, 1.0, 1, max_tokens, stop),
         namespace=namespace,
         decode=DECODE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from services.prefill.core import events as on
 from services.prefill.core.actions import (
     JobClosed,
+    Offer,
     PublishBlocks,
     ReleasePool,
     RunStep,
@@ -32,6 +34,7 @@ from shared.wire.workers import WorkerLost
 from tests.services.prefill.rig import (
     BLOCK,
     DECODE,
+    GATEWAY,
     GRACE_S,
     IDENTITY,
     LEASE_S,
@@ -72,6 +75,28 @@ def test_a_job_is_computed_in_chunks_and_handed_over_page_by_page() -> None:
     assert rig.release("a") == Acknowledged()
     assert rig.held == 0
     assert rig.machine.idle
+
+
+def test_a_later_attempt_goes_on_at_its_index() -> None:
+    rig = Rig()
+    rig.start(dataclasses.replace(job("a", LONG, attempt=2), first_index=5))
+    assert rig.engine_work
+    rig.settle()
+    draws = [item.draw for step in rig.seen(RunStep) for item in step.items]
+    assert [draw.position for draw in draws if draw is not None] == [5]
+    assert rig.first_tokens()[RequestId("a")].index == 5
+
+
+def test_a_new_tail_is_offered_with_its_cached_head() -> None:
+    rig = Rig()
+    rig.start(job("a", LONG[:20]))
+    rig.settle()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.settle()
+    assert len(rig.pool) == 10
+    rig.start(job("c", LONG, pool=POOL))
+    rig.settle()
+    assert len(rig.seen(Offer)) == 1
 
 
 def test_tokens_leave_before_the_pages_are_summed() -> None:
@@ -321,6 +346,17 @@ def test_a_lost_decode_worker_ends_its_jobs() -> None:
     rig.settle()
     for epoch, held in ((DECODE.epoch - 1, 11), (DECODE.epoch, 0)):
         lost = WorkerLost(DECODE.worker, "decode", Epoch(epoch), Epoch(1), "silent")
+        rig.send(on.PeerLost(lost))
+        assert rig.held == held
+
+
+def test_a_lost_gateway_ends_the_jobs_of_that_incarnation() -> None:
+    for epoch, held in ((4, 11), (5, 0)):
+        rig = Rig()
+        order = job("a", LONG)
+        rig.ask(lambda call, o=order: on.JobArrived(call, o, "t", "u", gateway_epoch=5))
+        rig.settle()
+        lost = WorkerLost(GATEWAY, "gateway", Epoch(epoch), Epoch(1), "silent")
         rig.send(on.PeerLost(lost))
         assert rig.held == held
 
