@@ -57,6 +57,13 @@ class PullFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadEnded:
+    """Nothing reads on behalf of this open read any more."""
+
+    read: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLost:
     """An incarnation of a worker is dead: it offers and reads nothing any more."""
 
@@ -79,6 +86,7 @@ Event = (
     | ReleaseArrived
     | PullEnded
     | PullFailed
+    | ReadEnded
     | PeerLost
     | Ticked
     | DrainBegun

@@ -38,6 +38,8 @@ class Lending:
         state, lookup, call = self._state, event.lookup, event.call
         if lookup.layout_digest != state.limits.layout_digest:
             state.refuse(call, Code.INCOMPATIBLE_WORKERS, "the pool keeps pages of another layout")
+        elif state.fenced(lookup.reader):
+            state.refuse(call, Code.STALE, "a newer incarnation of the reader is known")
         elif state.draining:
             state.refuse(call, Code.DRAINING, "the pool node is leaving")
         elif len(self._loans) >= state.limits.leases:
@@ -65,8 +67,9 @@ class Lending:
             self._end(name, now, "released")
             damaged = set(release.corrupted)
             for block in loan.blocks:
-                if block in damaged and state.cache.drop(block):
-                    state.counts["blocks_damaged"] += 1
+                dropped = state.cache.drop(block) if block in damaged else 0
+                state.counts["blocks_damaged"] += dropped > 0
+                state.counts["blocks_dropped"] += dropped
         state.reply(event.call, Acknowledged())
 
     def reader_lost(self, lost: WorkerLost, now: float) -> None:

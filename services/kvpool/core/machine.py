@@ -17,6 +17,7 @@ from services.kvpool.core.events import (
     PeerLost,
     PullEnded,
     PullFailed,
+    ReadEnded,
     ReleaseArrived,
     Ticked,
 )
@@ -30,7 +31,7 @@ from shared.wire.requests import WorkerRef
 
 
 class PoolMachine:
-    """The state of one pool node. `handle` is the only way in, besides the plane's guard."""
+    """The state of one pool node. `handle` is the only way in, besides `open_read`."""
 
     def __init__(self, owner: WorkerRef, cache: PageCache, limits: PoolLimits) -> None:
         self.cache = cache
@@ -54,6 +55,8 @@ class PoolMachine:
                 self._storing.pulled(event, now)
             case PullFailed():
                 self._storing.pull_failed(event, now)
+            case ReadEnded():
+                self.cache.close_read(event.read)
             case PeerLost():
                 self._storing.owner_lost(event.lost, now)
                 self._lending.reader_lost(event.lost, now)
@@ -70,19 +73,14 @@ class PoolMachine:
         out, self._state.out = self._state.out, []
         return out
 
-    # -- the plane's guard -----------------------------------------------------------------
-
     def open_read(
         self, ticket: str, pages: Sequence[tuple[PageId, Generation]], now: float
     ) -> int | None:
-        """A read id when `ticket` opens all these pages now, else None."""
+        """A read id when `ticket` opens all these pages now, else None: for the plane, which
+        needs the answer at once. Such a read ends with `ReadEnded`."""
         read = self.cache.open_read(ticket, pages, now)
         self._state.counts["reads_refused" if read is None else "reads_opened"] += 1
         return read
-
-    def close_read(self, read: int) -> None:
-        """Nothing reads there any more."""
-        self.cache.close_read(read)
 
     # -- views -----------------------------------------------------------------------------
 
@@ -117,5 +115,7 @@ class PoolMachine:
         events = self.cache.events()
         if events:
             removed = sum(len(event.blocks) for event in events if isinstance(event, Removed))
-            self._state.counts["blocks_removed"] += removed
+            counts = self._state.counts
+            counts["blocks_removed"] += removed
+            counts["blocks_evicted"] = counts["blocks_removed"] - counts["blocks_dropped"]
             self._state.out.append(PublishBlocks(events))

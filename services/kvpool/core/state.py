@@ -11,11 +11,13 @@ from typing import Final
 
 from services.kvpool.core.actions import Action, Answer, Reply, Traced
 from shared.errors import Code
+from shared.ids import Epoch, WorkerId
 from shared.kv.cache import PageCache
 from shared.wire.requests import Refused, WorkerRef
 
 _STORIES: Final = 512
 _STORY_LINES: Final = 64
+_PEERS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,16 @@ class PoolState:
         self.diary = Diary()
         self.draining = False
         self.out: list[Action] = []
+        self._epochs: OrderedDict[WorkerId, Epoch] = OrderedDict()
+
+    def fenced(self, peer: WorkerRef) -> bool:
+        """Whether a newer incarnation of this worker has spoken before."""
+        newest = self._epochs.pop(peer.worker, peer.epoch)
+        self._epochs[peer.worker] = max(newest, peer.epoch)
+        while len(self._epochs) > _PEERS:
+            self._epochs.popitem(last=False)
+        self.counts["fenced_epoch"] += peer.epoch < newest
+        return peer.epoch < newest
 
     def reply(self, call: int, message: Answer) -> None:
         self.out.append(Reply(call, message))

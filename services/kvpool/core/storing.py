@@ -47,6 +47,8 @@ class Storing:
             state.refuse(call, Code.INCOMPATIBLE_WORKERS, "the pool keeps pages of another layout")
         elif blocks is None:
             state.refuse(call, Code.INVALID_PARAMETER, "the offer is not a chain of full blocks")
+        elif state.fenced(message.owner):
+            state.refuse(call, Code.STALE, "a newer incarnation of the owner is known")
         elif state.draining:
             state.refuse(call, Code.DRAINING, "the pool node is leaving")
         elif same is not None or self._desk.waiting >= state.limits.waiting_offers:

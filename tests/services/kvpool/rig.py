@@ -15,7 +15,7 @@ from services.kvpool.core.events import (
 from services.kvpool.core.machine import PoolMachine
 from services.kvpool.core.state import PoolLimits
 from shared.ids import BlockHash, Epoch, Generation, PageId, WorkerId
-from shared.kv.cache import PageCache, Stored
+from shared.kv.cache import PageCache, Removed, Stored
 from shared.kv.hashing import CacheIdentity, block_hashes
 from shared.wire.blocks import BlocksFound, BlocksKept, LookupBlocks, OfferBlocks, ReleaseBlocks
 from shared.wire.codec import Message
@@ -74,6 +74,7 @@ class Rig:
         self.replies: dict[int, Message] = {}
         self.pulls: list[Pull] = []
         self.traced: list[Traced] = []
+        self.published: list[Stored | Removed] = []
         self.replica: set[BlockHash] = set()
 
     def feed(self, event: Event) -> list[Action]:
@@ -89,6 +90,7 @@ class Rig:
                 case Traced():
                     self.traced.append(action)
                 case PublishBlocks(events):
+                    self.published += events
                     for change in events:
                         stored = isinstance(change, Stored)
                         assert all((block in self.replica) is not stored for block in change.blocks)

@@ -234,6 +234,10 @@ def test_br_012_double_release_is_a_hard_error_and_changes_nothing() -> None:
         with pytest.raises(InvariantError):
             cache.release(wrong)
     assert cache.counts() == before
+    once = compute(cache, range(4))
+    with pytest.raises(InvariantError):
+        cache.release([once[0], once[0]])
+    assert cache.references() == dict.fromkeys(once, 1)
     cache.check()
 
 

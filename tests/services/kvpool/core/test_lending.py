@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.kvpool.core.events import DrainBegun, LookupArrived, PeerLost, Ticked
+from services.kvpool.core.events import DrainBegun, LookupArrived, PeerLost, ReadEnded, Ticked
 from shared.errors import Code
 from shared.ids import Epoch, Generation, PageId
 from shared.wire.blocks import BlocksFound, LookupBlocks
@@ -97,7 +97,7 @@ def test_br_020_reading_protects_and_reading_again_works() -> None:
         found = rig.found(rig.lookup(chain(1)))
         read = rig.machine.open_read(found.ticket, reads(found), rig.now)
         assert read is not None
-        rig.machine.close_read(read)
+        rig.feed(ReadEnded(read))
         rig.now += 1.0
     assert rig.machine.cache.blocks() == chain(1)
 
@@ -111,8 +111,8 @@ def test_open_read_outlives_its_lease_and_its_page_is_not_reused() -> None:
     rig.store(chain(8))
     assert rig.machine.cache.blocks() == chain(1, 2)
     assert not rig.machine.at_rest
-    rig.machine.close_read(read)
-    rig.machine.close_read(read)
+    rig.feed(ReadEnded(read))
+    rig.feed(ReadEnded(read))
     rig.machine.check()
     assert rig.at_baseline()
 
@@ -186,7 +186,7 @@ def test_br_014_unused_part_of_a_lookup_stays_readable_or_absent() -> None:
     found = rig.found(rig.lookup(chain(*range(10))))
     read = rig.machine.open_read(found.ticket, reads(found)[:6], 1.0)
     assert read is not None
-    rig.machine.close_read(read)
+    rig.feed(ReadEnded(read))
     rig.release(found.ticket)
     again = rig.found(rig.lookup(chain(*range(10))))
     assert len(again.pages) == 10

@@ -6,7 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from services.kvpool.core.events import DrainBegun, PeerLost, PullEnded, PullFailed, Ticked
+from services.kvpool.core.events import (
+    DrainBegun,
+    PeerLost,
+    PullEnded,
+    PullFailed,
+    ReadEnded,
+    Ticked,
+)
 from shared.ids import Epoch
 from shared.wire.blocks import BlocksFound, OfferBlocks
 from shared.wire.requests import WorkerRef
@@ -75,7 +82,7 @@ class PoolWeather(RuleBasedStateMachine):
     @precondition(lambda self: self.reads)
     @rule(pick=PICK)
     def close_read(self, pick: int) -> None:
-        self.rig.machine.close_read(self.reads.pop(pick % len(self.reads)))
+        self.rig.feed(ReadEnded(self.reads.pop(pick % len(self.reads))))
         self.rig.machine.check()
 
     @precondition(lambda self: self.tickets)
@@ -100,7 +107,7 @@ class PoolWeather(RuleBasedStateMachine):
         while self.rig.pulls:
             self.fail(0)
         for read in self.reads:
-            self.rig.machine.close_read(read)
+            self.rig.feed(ReadEnded(read))
         self.rig.now += 60.0
         self.rig.feed(Ticked())
         assert self.rig.at_baseline()

@@ -9,6 +9,7 @@ import pytest
 from services.kvpool.core.events import DrainBegun, PeerLost, PullEnded, PullFailed, Ticked
 from shared.errors import Code
 from shared.ids import BlockHash, Epoch
+from shared.kv.cache import Stored
 from shared.wire.blocks import OfferBlocks
 from shared.wire.requests import Refused
 from shared.wire.workers import WorkerLost
@@ -56,6 +57,7 @@ def test_offer_may_follow_a_block_that_is_held() -> None:
     rig.deliver(message)
     assert rig.kept(call) == 2
     assert rig.machine.cache.blocks() == blocks
+    assert rig.published[-1] == Stored(blocks[1], blocks[2:])
 
 
 def test_offer_behind_a_gap_keeps_nothing() -> None:
@@ -185,6 +187,23 @@ def test_repeated_offer_shares_the_answer() -> None:
     for _ in range(9):
         last = rig.offer(offer(chain(5), ticket="again"))
     assert rig.replies[last] == Refused(Code.QUEUE_FULL, "too many offers are waiting")
+
+
+def test_a_ticket_of_another_owner_is_another_offer() -> None:
+    rig = Rig()
+    for owner in (PREFILL, OTHER):
+        rig.offer(offer(chain(owner.epoch), owner=owner))
+    assert [pull.owner for pull in rig.pulls] == [PREFILL, OTHER]
+
+
+def test_offer_of_an_older_incarnation_is_refused() -> None:
+    rig = Rig()
+    rig.offer(offer(chain(1)))
+    older = dataclasses.replace(PREFILL, epoch=Epoch(PREFILL.epoch - 1))
+    reply = rig.replies[rig.offer(offer(chain(2), owner=older, ticket="old"))]
+    assert isinstance(reply, Refused)
+    assert reply.code == Code.STALE
+    assert rig.machine.counts["fenced_epoch"] == 1
 
 
 def test_two_owners_of_one_block_are_not_both_pulled() -> None:
