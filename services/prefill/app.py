@@ -69,9 +69,11 @@ class PrefillApp:
         )
         self._machine: Machine | None = None
         self._shell: Shell | None = None
+        self._starting: asyncio.Task[None] | None = None
 
     async def run(self, scope: Scope) -> None:
         """Load, join, serve until drained. Raises StartupError."""
+        self._starting = asyncio.current_task()
         checkpoint, engine = await asyncio.to_thread(self._load)
         executor = Executor(engine, scope.clock)
         try:
@@ -91,9 +93,12 @@ class PrefillApp:
         return {} if self._machine is None else self._machine.accounting()
 
     async def drain(self) -> None:
+        """Finish what runs. A worker that is still starting has nothing to finish: it stops."""
         if self._shell is not None:
             reserve_s = min(_DRAIN_RESERVE_S, self._config.drain_s / 4)
             await self._shell.drain(self._config.drain_s - reserve_s)
+        elif self._starting is not None:
+            self._starting.cancel()
 
     def _load(self) -> tuple[Checkpoint, Engine]:
         config = self._config

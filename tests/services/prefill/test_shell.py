@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from services.prefill.app import PrefillApp
 from services.prefill.core.machine import Machine
 from shared.bus.headers import Headers
 from shared.dataplane.weather import Mishap
-from shared.errors import Code
+from shared.errors import Code, StartupError
 from shared.ids import Attempt, Epoch, RequestId
 from shared.wire import subjects
 from shared.wire.blocks import BlocksStored
@@ -25,7 +28,7 @@ from shared.wire.requests import (
 )
 from shared.wire.workers import WorkerLost
 from tests.services.prefill.rig import DECODE, expected_token
-from tests.services.prefill.stage import EPOCH, ME, POOL_REF, Stage, running
+from tests.services.prefill.stage import EPOCH, ME, POOL_REF, Stage, config, running
 
 LONG = tuple(range(100, 143))
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -218,6 +221,36 @@ async def test_drain_gives_up_at_its_deadline_and_says_so() -> None:
         await stage.until(lambda: stage.token("a") is not None)
         await stage.app.drain()
         assert stage.held == 0
+
+
+async def test_a_worker_that_nobody_registered_stops_at_once() -> None:
+    stage, settings = Stage(), config()
+    async with asyncio.TaskGroup() as tasks:
+        scope = await stage.open(tasks, settings)
+        stage.scheduler.vanish()
+        app = PrefillApp(scope, settings, stage.plane())
+        runner = tasks.create_task(app.run(scope), name="prefill")
+        await asyncio.sleep(0)
+        assert not app.ready()
+        assert app.accounting() == {}
+        await app.drain()
+        async with asyncio.timeout(10.0):
+            await asyncio.wait({runner})
+        assert runner.cancelled()
+
+
+async def test_a_missing_model_is_one_clear_line() -> None:
+    stage, settings = Stage(), config(model_path="/nowhere/model.gguf")
+    async with asyncio.TaskGroup() as tasks:
+        scope = await stage.open(tasks, settings)
+        with pytest.raises(StartupError, match="does not exist"):
+            await PrefillApp(scope, settings, stage.plane()).run(scope)
+
+
+def test_impossible_settings_are_refused() -> None:
+    for change in ({"chunk_tokens": 3}, {"kv_pages": 0}, {"lease_grace_s": -1.0}):
+        with pytest.raises(StartupError):
+            config(**change)
 
 
 async def test_one_trace_with_every_span_closed() -> None:
