@@ -39,8 +39,10 @@ def write_credentials(path: Path, user: str, password: str) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write `text` to a file with mode 0600 from its first moment."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Put `text` in a file with mode 0600. A reader sees the old file or the new one, whole."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+    draft.replace(path)

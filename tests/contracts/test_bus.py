@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
-from shared.bus.memory_broker import matches
-from shared.bus.server import NatsServer
 from shared.errors import (
-    BusError,
     BusTimeout,
     BusUnavailable,
     Code,
@@ -35,52 +30,16 @@ from shared.wire.requests import (
     TokenChunk,
     TokenEntry,
 )
-from tests.contracts.wires import MemoryWire, NatsWire, Wire, until, until_connected
-
-JOB = subjects.job("decode", WorkerId("d0"))
-JOBS = "baton.decode.*.job"
-CANCEL = CancelRequest(RequestId("r1"), Attempt(1), "test")
-ENDED = Ended(RequestId("r1"), Attempt(1))
-PLAIN = Headers()
-
-
-@pytest.fixture(params=["memory", "nats"])
-async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
-    if request.param == "memory":
-        made: Wire = MemoryWire()
-    else:
-        made = NatsWire(request.getfixturevalue("nats_server"))
-    yield made
-    await made.close()
-
-
-@pytest.fixture(params=["memory", "nats"])
-async def breakable(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wire]:
-    """A wire whose server may be killed."""
-    if request.param == "memory":
-        yield MemoryWire()
-        return
-    server = NatsServer(tmp_path / "run")
-    server.start()
-    made = NatsWire(server)
-    yield made
-    await made.close()
-    server.stop()
-
-
-class Recorder:
-    """A handler that keeps what it got and answers what it is told."""
-
-    def __init__(self, answer: Message | None = None) -> None:
-        self.got: list[Delivery] = []
-        self.answer = answer
-
-    async def __call__(self, delivery: Delivery) -> Message | None:
-        self.got.append(delivery)
-        return self.answer
-
-    async def wait(self, count: int) -> None:
-        await until(lambda: len(self.got) >= count)
+from tests.contracts.wires import (
+    CANCEL,
+    ENDED,
+    JOB,
+    JOBS,
+    PLAIN,
+    Recorder,
+    Wire,
+    until,
+)
 
 
 async def test_a_published_message_arrives_with_subject_type_and_headers(wire: Wire) -> None:
@@ -354,122 +313,3 @@ async def test_after_close_everything_says_unavailable(wire: Wire) -> None:
     with pytest.raises(BusUnavailable):
         await gateway.bus.request(JOB, CANCEL, PLAIN, 1.0)
     await gateway.bus.close()
-
-
-async def test_compare_and_set_lets_one_win(wire: Wire) -> None:
-    scheduler = await wire.join("scheduler")
-    other = await wire.join("scheduler")
-    ours = await scheduler.bus.key_value("baton-epochs")
-    theirs = await other.bus.key_value("baton-epochs")
-    key = f"worker.{type(wire).__name__}"
-    assert await ours.get(key) is None
-    first = await ours.put_if(key, b"a", 0)
-    assert first
-    assert await theirs.put_if(key, b"b", 0) is None
-    assert await theirs.get(key) == (b"a", first)
-    second = await theirs.put_if(key, b"b", first)
-    assert second is not None
-    assert second > first
-    assert await ours.put_if(key, b"c", first) is None
-    assert await ours.get(key) == (b"b", second)
-
-
-async def test_of_many_writers_exactly_one_gets_the_revision(wire: Wire) -> None:
-    scheduler = await wire.join("scheduler")
-    bucket = await scheduler.bus.key_value("baton-epochs")
-    key = f"race.{type(wire).__name__}"
-    won = await asyncio.gather(*(bucket.put_if(key, b"%d" % n, 0) for n in range(20)))
-    assert sum(revision is not None for revision in won) == 1
-
-
-async def test_an_outage_fails_fast_and_everything_returns_after_it(breakable: Wire) -> None:
-    gateway, decode = await breakable.join("gateway"), await breakable.join("decode")
-    scheduler, told, back = await breakable.join("scheduler"), Recorder(ENDED), asyncio.Event()
-    bucket = await scheduler.bus.key_value("baton-epochs")
-    revision = await bucket.put_if("worker.d0", b"1", 0)
-    await decode.bus.subscribe(JOB, told)
-    gateway.bus.on_reconnect(back.set)
-    await breakable.outage()
-    await until_connected(gateway.bus, False)
-    async with asyncio.timeout(0.5):
-        with pytest.raises(BusUnavailable):
-            await gateway.bus.publish(JOB, CANCEL, PLAIN)
-        with pytest.raises(BusUnavailable):
-            await gateway.bus.request(JOB, CANCEL, PLAIN, 30.0)
-        with pytest.raises(BusUnavailable):
-            await gateway.bus.subscribe("baton.gateway.g0.tokens", told)
-    await until_connected(scheduler.bus, False)
-    with pytest.raises(BusUnavailable):
-        await bucket.get("worker.d0")
-    await breakable.restore()
-    async with asyncio.timeout(5.0):
-        await back.wait()
-    await until_connected(decode.bus, True)
-    await until_connected(scheduler.bus, True)
-    assert await gateway.bus.request(JOB, CANCEL, PLAIN, 2.0) == ENDED
-    assert await bucket.get("worker.d0") == (b"1", revision)
-    assert gateway.metrics.value("baton_bus_reconnects_total") == 1
-    assert len(told.got) == 1
-
-
-async def test_open_requests_end_when_the_connection_is_lost(breakable: Wire) -> None:
-    gateway, decode, told = (
-        await breakable.join("gateway"),
-        await breakable.join("decode"),
-        Recorder(),
-    )
-    await decode.bus.subscribe(JOB, told)
-    asked = asyncio.create_task(gateway.bus.request(JOB, CANCEL, PLAIN, 60.0))
-    await told.wait(1)
-    await breakable.outage()
-    async with asyncio.timeout(2.0):
-        with pytest.raises(BusUnavailable):
-            await asked
-
-
-async def test_closing_during_an_outage_does_not_hang(breakable: Wire) -> None:
-    gateway = await breakable.join("gateway")
-    await gateway.bus.subscribe("baton.gateway.g0.tokens", Recorder())
-    await breakable.outage()
-    await until_connected(gateway.bus, False)
-    async with asyncio.timeout(2.0):
-        await gateway.bus.close()
-
-
-ROLES = sorted(subjects.GRANTS)
-
-
-def _examples(action: str) -> list[str]:
-    """Every granted pattern of the tree, with a name for each wildcard."""
-    patterns = {subject for grants in subjects.GRANTS.values() for subject in grants[action]}
-    return sorted(pattern.replace("*", "x1") for pattern in patterns)
-
-
-@pytest.mark.parametrize("role", ROLES)
-async def test_a_role_can_say_what_is_granted_and_nothing_else(wire: Wire, role: str) -> None:
-    speaker = await wire.join(role)
-    own = subjects.GRANTS[role]["publish"]
-    foreign = ["_INBOX_other.x.1", "$JS.API.INFO", "$JS.API.STREAM.LIST", "$SYS.REQ.SERVER.PING"]
-    if role != "scheduler":
-        foreign += ["$KV.baton-epochs.leader", "$JS.API.STREAM.DELETE.KV_baton-epochs"]
-    for subject in _examples("publish") + foreign:
-        granted = any(matches(pattern, subject) for pattern in own)
-        with pytest.raises(BusError) as caught:
-            await speaker.bus.request(subject, CANCEL, PLAIN, 2.0)
-        assert (type(caught.value) is NoResponder) is granted, subject
-        assert granted or type(caught.value) is BusError, subject
-
-
-@pytest.mark.parametrize("role", ROLES)
-async def test_a_role_can_hear_what_is_granted_and_nothing_else(wire: Wire, role: str) -> None:
-    listener = await wire.join(role)
-    own = subjects.GRANTS[role]["subscribe"]
-    patterns = {s for grants in subjects.GRANTS.values() for s in grants["subscribe"]}
-    foreign = {">", "baton.>", "$JS.>", "$KV.>", "$SYS.>", "_INBOX.>", "_INBOX_other.>"}
-    for subject in sorted(patterns | foreign):
-        if subject in own:
-            await (await listener.bus.subscribe(subject, Recorder())).close()
-            continue
-        with pytest.raises(BusError) as caught:
-            await listener.bus.subscribe(subject, Recorder())
-        assert type(caught.value) is BusError, subject

@@ -7,14 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.bus.bus import Bus
+from shared.bus.bus import Bus, Delivery
+from shared.bus.headers import Headers
 from shared.bus.memory import MemoryBus
 from shared.bus.memory_broker import MemoryBroker
 from shared.bus.nats import NatsBus
 from shared.bus.server import NatsServer
 from shared.bus.traffic import Traffic
+from shared.ids import Attempt, RequestId, WorkerId
 from shared.telemetry.metrics import Metrics
+from shared.wire import subjects
+from shared.wire.codec import Message
+from shared.wire.requests import CancelRequest, Ended
 from tests.conftest import connect
+
+JOB = subjects.job("decode", WorkerId("d0"))
+JOBS = "baton.decode.*.job"
+CANCEL = CancelRequest(RequestId("r1"), Attempt(1), "test")
+ENDED = Ended(RequestId("r1"), Attempt(1))
+PLAIN = Headers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +113,18 @@ async def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
 
 async def until_connected(bus: Bus, connected: bool) -> None:
     await until(lambda: bus.connected is connected)
+
+
+class Recorder:
+    """A handler that keeps what it got and answers what it is told."""
+
+    def __init__(self, answer: Message | None = None) -> None:
+        self.got: list[Delivery] = []
+        self.answer = answer
+
+    async def __call__(self, delivery: Delivery) -> Message | None:
+        self.got.append(delivery)
+        return self.answer
+
+    async def wait(self, count: int) -> None:
+        await until(lambda: len(self.got) >= count)
