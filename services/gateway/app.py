@@ -142,7 +142,8 @@ class GatewayApp:
             dropped.labels("store_failed").inc(spans)
             loop.call_soon_threadsafe(lambda: self._scope.log.failure("traces.write_failed", error))
 
-        store = SpanStore(path, config.store_bytes, config.store_hours * 3600, failed)
+        age_s, clock = config.store_hours * 3600, self._scope.clock
+        store = SpanStore(path, config.store_bytes, age_s, clock, failed)
         store.start()
         self._metrics.store_bytes.set_function(store.size_bytes)
         return Traces(store, self._metrics)

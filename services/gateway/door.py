@@ -162,13 +162,15 @@ class _Connection(RequestHandler):
         self._disarm()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def _received(self, piece: bytes) -> None:
         before = self._request_count
-        super().data_received(data)
+        super().data_received(piece)
         if self._request_count != before:
             self._disarm()
         elif self._idle:
             self._arm(answer=True)
+
+    data_received = _received  # the name that asyncio calls
 
     @property
     def _idle(self) -> bool:

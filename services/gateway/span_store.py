@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from services.gateway.otlp import SpanRow
+from shared.clock import Clock
 from shared.errors import StartupError
 
 QUEUE_SPANS: Final = 50_000
@@ -56,11 +56,13 @@ class SpanStore:
         path: str,
         max_bytes: int,
         max_age_s: float,
+        clock: Clock,
         failed: Callable[[BaseException, int], None],
     ) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
+        self._clock = clock
         self._failed = failed
         """Told from the writer thread: the error, and how many spans were lost."""
         self._queue: queue.Queue[Sequence[SpanRow] | None] = queue.Queue(QUEUE_SPANS)
@@ -147,8 +149,8 @@ class SpanStore:
         if first is None:
             return None
         batch = list(first)
-        end_s = time.monotonic() + BATCH_S
-        while len(batch) < BATCH_SPANS and (left_s := end_s - time.monotonic()) > 0:
+        end_s = self._clock.now() + BATCH_S
+        while len(batch) < BATCH_SPANS and (left_s := end_s - self._clock.now()) > 0:
             try:
                 more = self._queue.get(timeout=left_s)
             except queue.Empty:
@@ -162,14 +164,14 @@ class SpanStore:
     def _write(self, database: sqlite3.Connection, batch: Sequence[SpanRow]) -> None:
         with database:
             database.executemany(_ADD_SPAN, [_span_values(row) for row in batch])
-            database.executemany(_ADD_TRACE, _trace_values(batch))
-        if time.monotonic() >= self._next_prune_s:
-            self._next_prune_s = time.monotonic() + PRUNE_S
+            database.executemany(_ADD_TRACE, _trace_values(batch, self._unix_s()))
+        if self._clock.now() >= self._next_prune_s:
+            self._next_prune_s = self._clock.now() + PRUNE_S
             self._prune(database)
 
     def _prune(self, database: sqlite3.Connection) -> None:
         """Old traces go first; then the oldest tenth, until the file is small enough."""
-        self._drop(database, "stored_s < ?", (time.time() - self._max_age_s,))
+        self._drop(database, "stored_s < ?", (self._unix_s() - self._max_age_s,))
         for _ in range(10):
             if self.size_bytes() <= self._max_bytes:
                 return
@@ -189,6 +191,9 @@ class SpanStore:
             for statement in ("DELETE FROM spans", "DELETE FROM traces"):
                 database.executemany(f"{statement} WHERE trace_id = ?", [(name,) for name in gone])
 
+    def _unix_s(self) -> float:
+        return self._clock.unix_ns(self._clock.now()) / 1e9
+
     def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, timeout=5.0)
         database.row_factory = sqlite3.Row
@@ -202,8 +207,7 @@ def _span_values(row: SpanRow) -> tuple[object, ...]:
     return (*head, *times, row.attributes, row.events, row.links)
 
 
-def _trace_values(batch: Iterable[SpanRow]) -> list[tuple[object, ...]]:
-    stored_s = time.time()
+def _trace_values(batch: Iterable[SpanRow], stored_s: float) -> list[tuple[object, ...]]:
     return [
         (
             row.trace_id,

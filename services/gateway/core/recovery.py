@@ -10,7 +10,7 @@ from typing import Final
 
 from services.gateway.core.actions import Action, Cancel, EndAttempt, Fail, ReportEnd
 from services.gateway.core.events import Silence
-from services.gateway.core.placing import start_attempt
+from services.gateway.core.placing import place, start_attempt
 from services.gateway.core.request import Policy, Request
 from shared.errors import Code
 from shared.wire.requests import CancelRequest, PlacementEnded, Refused, WorkerRef
@@ -84,8 +84,7 @@ def fail_attempt(
     if request.patience_until_s is not None and now >= request.patience_until_s:
         return [*actions, _fail(request, code, "no worker could take the request")]
     actions += start_attempt(request, code.value, now)
-    request.place_due_s = now
-    return actions
+    return actions + place(request, policy, now)
 
 
 def refuse_attempt(
@@ -103,7 +102,9 @@ def refuse_attempt(
     if out_of_patience(request, now):
         return [*actions, _fail(request, code, refused.message, refused.retry_after_s)]
     actions += start_attempt(request, code.value, now)
-    request.place_due_s = back_off(request, policy, now) if busy else now
+    if not busy:
+        return actions + place(request, policy, now)
+    request.place_due_s = back_off(request, policy, now)
     return actions
 
 

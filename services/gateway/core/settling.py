@@ -41,8 +41,10 @@ class Settlement:
         return len(self._open)
 
     def sent(self, cancel: Cancel) -> None:
-        """A cancel leaves for the first time."""
+        """A cancel leaves, for the first time or again."""
         key = (cancel.message.request, cancel.message.attempt, cancel.worker)
+        if key in self._open:
+            return
         if len(self._open) >= MAX_OPEN:
             self._open.pop(next(iter(self._open)))
         self._open[key] = _Open(cancel)
