@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 import sys
 import tomllib
 import types
@@ -31,6 +32,7 @@ STANDARD_OTLP: Final = "standard"
 """Value of `otlp_endpoint` that leaves the choice to the OTEL_EXPORTER_OTLP_* variables."""
 
 _PREFIX: Final = "BATON_"
+_WORKER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 
@@ -75,6 +77,8 @@ class ProcessSettings:
                 raise StartupError(f"{name} must be above 0")
         if self.lease_s < 2 * self.heartbeat_s:
             raise StartupError("lease_s must be at least two heartbeat_s")
+        if self.worker_id and not _WORKER_ID.fullmatch(self.worker_id):
+            raise StartupError("worker_id must be 1..64 letters, digits, '-' or '_'")
         if not 0 <= self.probe_port <= 65_535:
             raise StartupError("probe_port must be 0..65535")
         if "@" in self.nats_url:

@@ -41,6 +41,18 @@ async def _answer(delivery: Delivery) -> Ended:
     return ENDED
 
 
+async def _freeze(server: NatsServer) -> None:
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGSTOP)
+    status = Path(f"/proc/{server.process.pid}/stat")
+    await until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def _thaw(server: NatsServer) -> None:
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGCONT)
+
+
 async def test_a_reply_to_another_request_is_never_taken(nats_server: NatsServer) -> None:
     """BR-068: a responder that swaps two replies gets neither through."""
     metrics = Metrics()
@@ -86,28 +98,26 @@ async def test_a_connection_that_the_library_gave_up_is_made_anew(server: NatsSe
 
 async def test_a_frozen_server_is_noticed_in_seconds(server: NatsServer) -> None:
     asker = await connect(server, "gateway")
-    assert server.process is not None
-    os.kill(server.process.pid, signal.SIGSTOP)
+    await _freeze(server)
     try:
         with pytest.raises(BusUnavailable):
             await asker.request(JOB, CANCEL, Headers(), 30.0)
     finally:
-        os.kill(server.process.pid, signal.SIGCONT)
+        _thaw(server)
     await until_connected(asker, True)
     await asker.close()
 
 
 async def test_what_cannot_be_sent_is_refused_instead_of_piling_up(server: NatsServer) -> None:
     speaker = await connect(server, "gateway")
-    assert server.process is not None
-    os.kill(server.process.pid, signal.SIGSTOP)
+    await _freeze(server)
     long = CancelRequest(RequestId("r" * 4000), Attempt(1), "c" * 4000)
     try:
         with pytest.raises(BusUnavailable):
             for _ in range(20_000):
                 await speaker.publish(JOB, long, Headers())
     finally:
-        os.kill(server.process.pid, signal.SIGCONT)
+        _thaw(server)
     await speaker.close()
 
 
