@@ -31,6 +31,14 @@ class Target:
     timeout_s: float
 
 
+async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
+    """The first model that the server lists. Raises aiohttp.ClientError."""
+    async with session.get(f"{base_url}/v1/models") as response:
+        response.raise_for_status()
+        listed = orjson.loads(await response.read())
+    return str(listed["data"][0]["id"])
+
+
 class ChatClient:
     """One HTTP session for a whole run. Never raises for what a server does: it becomes a row."""
 

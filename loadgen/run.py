@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 
 from loadgen import arrivals, prompts, records, report
-from loadgen.client import ChatClient, Target
+from loadgen.client import ChatClient, Target, first_model
 from loadgen.records import Row
 
 EXIT_CLIENT_LIMITED: Final = 3
@@ -66,10 +66,10 @@ async def _send_all(
 ) -> list[Row]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
-        model = options.model or await first_model(session, options.base_url)
+        base_url = options.base_url.rstrip("/")
         target = Target(
-            base_url=options.base_url.rstrip("/"),
-            model=model,
+            base_url=base_url,
+            model=options.model or await first_model(session, base_url),
             max_tokens=options.output_len,
             temperature=options.temperature,
             ignore_eos=options.ignore_eos,
@@ -89,14 +89,6 @@ async def _send_all(
                 _progress(rows, len(schedule))
         _progress(rows, len(schedule))
     return rows
-
-
-async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
-    """The first model that the server lists."""
-    async with session.get(f"{base_url.rstrip('/')}/v1/models") as response:
-        response.raise_for_status()
-        listed = await response.json()
-    return str(listed["data"][0]["id"])
 
 
 def _plan(options: argparse.Namespace) -> prompts.PromptPlan:
