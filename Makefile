@@ -30,7 +30,7 @@ PYTEST  := $(TESTING) $(RUN) -m pytest
 help: ## list these targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "  MODEL=…  a GGUF file, a Hugging Face folder, or hashchain (a weightless test model)"
-	@echo "  PORT=…   public port of serve and demo ($(PORT));  ARGS=…  more flags"
+	@echo "  PORT=…   public port of serve ($(PORT));  ARGS=…  more flags"
 
 $(RUNTIME): requirements-$(PROFILE).lock ops/setup/install.sh
 	@PYTHON="$(PYTHON)" ops/setup/install.sh $(VENV) $(PROFILE)
@@ -44,7 +44,7 @@ serve: $(RUNTIME) ## set up everything and start the local cluster; Ctrl-C drain
 	@$(RUN) -m services --port $(PORT) --model "$(MODEL)" $(ARGS)
 
 demo: $(RUNTIME) ## start, stream one answer, show its trace, stop
-	@$(RUN) -m loadgen.demo --port $(PORT) --model "$(MODEL)" $(ARGS)
+	@$(RUN) -m loadgen.demo --model "$(MODEL)" $(ARGS)
 
 fetch: $(RUNTIME) ## fetch and verify the small real model
 	@$(RUN) -m services fetch

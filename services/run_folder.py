@@ -11,8 +11,12 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from shared.errors import StartupError
+
+KEPT: Final = "traces."
+"""Files that outlive a cluster: yesterday's traces can still be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +83,5 @@ class RunFolder:
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry.name != "lock":
+            elif entry.name != "lock" and not entry.name.startswith(KEPT):
                 entry.unlink()

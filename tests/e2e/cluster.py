@@ -141,7 +141,7 @@ class TestCluster:
 
     async def trace(self, trace_id: str, *, services: int = 1, timeout_s: float = 15.0) -> Any:
         """The spans of a trace once they name that many services."""
-        give_up_s, spans = time.monotonic() + timeout_s, []
+        give_up_s, spans = time.monotonic() + timeout_s, list[Any]()
         while len({span["service"] for span in spans}) < services:
             assert time.monotonic() < give_up_s, f"only {len(spans)} spans of {trace_id}"
             async with self.http.get(f"{self.admin_url}/admin/traces/{trace_id}") as answer:
@@ -171,7 +171,7 @@ class TestCluster:
         self, path: str, *, headers: Mapping[str, str] | None = None, **body: Any
     ) -> Answer:
         """POST with `stream: true`; everything the client saw, also when it broke."""
-        asked = {"temperature": 0, "max_tokens": 32, "return_token_ids": True} | body
+        asked = {"temperature": 0, "max_tokens": 32} | body
         asked |= {"stream": True, "stream_options": {"include_usage": True}}
         asked.setdefault("model", await self.model())
         async with self.http.post(f"{self.url}{path}", json=asked, headers=headers) as answer:
