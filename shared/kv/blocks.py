@@ -15,7 +15,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Final
 
 from shared.ids import BlockHash, Generation, PageId
@@ -24,7 +24,7 @@ from shared.kv.invariants import InvariantError, require
 _NEVER_GRANTED: Final = Generation(0)
 
 
-class Hold(Enum):
+class Hold(IntEnum):
     """Why a page may not be given away."""
 
     REFERENCE = auto()
@@ -37,7 +37,7 @@ class Hold(Enum):
     """A transfer or a step that its owner gave up may still write into it."""
 
 
-class State(Enum):
+class State(IntEnum):
     """What a page counts as; each page is in exactly one."""
 
     FREE = auto()
@@ -72,36 +72,43 @@ class Page:
 
 
 class PageTable:
-    """Hands out pages, lowest id first so that runs of neighbours stay likely."""
+    """Hands out pages, lowest id first so that runs of neighbours stay likely. Costs memory only
+    for pages that were granted once."""
 
     def __init__(self, total: int) -> None:
         require(total >= 0, f"page table of {total} pages")
-        self._pages = [Page(PageId(index)) for index in range(total)]
-        self._free = [page.page for page in self._pages]
+        self._total = total
+        self._pages: list[Page] = []
+        self._free: list[PageId] = []
         self._states = dict.fromkeys(State, 0)
         self._states[State.FREE] = total
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return self._total
 
     def __iter__(self) -> Iterator[Page]:
+        """Pages that were granted at least once."""
         return iter(self._pages)
 
     def __getitem__(self, page: PageId) -> Page:
-        require(0 <= page < len(self._pages), f"no page {page} in a table of {len(self)}")
+        require(0 <= page < len(self._pages), "a page that was never granted", page)
         return self._pages[page]
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self._total - len(self._pages)
 
     def count(self, state: State) -> int:
         return self._states[state]
 
     def grant(self) -> Page:
         """A free page with one reference and a new generation."""
-        require(bool(self._free), "grant without a free page")
-        page = self._pages[heapq.heappop(self._free)]
+        require(self.free > 0, "grant without a free page")
+        if self._free:
+            page = self._pages[heapq.heappop(self._free)]
+        else:
+            page = Page(PageId(len(self._pages)))
+            self._pages.append(page)
         page.generation = Generation(page.generation + 1)
         self.hold(page, Hold.REFERENCE)
         return page
@@ -115,7 +122,7 @@ class PageTable:
         """Give up one hold. True when nobody holds the page any more: cache or free it now."""
         before = page.state
         count = page.holds.get(kind, 0)
-        require(count > 0, f"page {page.page} has no {kind.name} to give up: {page}")
+        require(count > 0, "no such hold to give up", kind, page)
         if count > 1:
             page.holds[kind] = count - 1
         else:
@@ -131,7 +138,7 @@ class PageTable:
 
     def free_page(self, page: Page) -> None:
         """Back to the free pages; what it held is forgotten."""
-        require(page.state is State.FREE, f"freed while in use: {page}")
+        require(page.state is State.FREE, "freed while in use", page)
         page.sealed, page.checksum = False, None
         page.block = page.parent = None
         heapq.heappush(self._free, page.page)
@@ -148,16 +155,17 @@ class PageTable:
     def check(self) -> None:
         """Every page is in one state, the counters agree, and free pages are truly free."""
         states = Counter(page.state for page in self._pages)
+        states[State.FREE] += self._total - len(self._pages)
         for state, count in self._states.items():
             require(states[state] == count, f"{state.name}: counted {count}, are {states[state]}")
         free = [page.page for page in self._pages if page.state is State.FREE]
         require(sorted(self._free) == free, "the free list differs from the free pages")
         for page in self._pages:
-            require(all(count > 0 for count in page.holds.values()), f"empty hold: {page}")
-            require(page.sealed or page.block is None, f"named before its seal: {page}")
-            require(page.block is not None or not page.findable, f"found without name: {page}")
-            require(not (page.findable and Hold.WRITE in page.holds), f"found torn: {page}")
-            require(page.generation > 0 or page.state is State.FREE, f"never granted: {page}")
+            require(all(count > 0 for count in page.holds.values()), "empty hold", page)
+            require(page.sealed or page.block is None, "named before its seal", page)
+            require(page.block is not None or not page.findable, "found without name", page)
+            require(not (page.findable and Hold.WRITE in page.holds), "found torn", page)
+            require(page.generation > 0, "never granted", page)
 
     def _moved(self, before: State, after: State) -> None:
         if before is not after:

@@ -102,9 +102,9 @@ class PageCache:
         carries the block or its parent was evicted: then it becomes findable when that has
         changed by the time its last holder lets go, or never."""
         found = self._table.held((page,), Hold.REFERENCE)[0]
-        require(not found.sealed, f"sealed twice: {found}")
-        require(Hold.WRITE not in found.holds, f"sealed while in quarantine: {found}")
-        require(block is not None or parent is None, f"parent without a block: {found}")
+        require(not found.sealed, "sealed twice", found)
+        require(Hold.WRITE not in found.holds, "sealed while in quarantine", found)
+        require(block is not None or parent is None, "parent without a block", found)
         found.sealed, found.checksum = True, checksum
         found.block, found.parent = block, parent
         self._publish(found)
@@ -126,7 +126,7 @@ class PageCache:
         of circulation until `settle`. A sealed page cannot go there: nobody writes into it."""
         held = self._table.held(pages, Hold.REFERENCE)
         for page in held:
-            require(not page.sealed, f"a sealed page cannot be a write target: {page}")
+            require(not page.sealed, "a sealed page cannot be a write target", page)
         for page in held:
             self._table.hold(page, Hold.WRITE)
             self._table.unhold(page, Hold.REFERENCE)
@@ -158,7 +158,7 @@ class PageCache:
         the lease exists and lasts longer. The caller holds a reference on each at this moment."""
         held = self._table.held(tuple(dict.fromkeys(pages)), Hold.REFERENCE)
         for page in held:
-            require(page.sealed, f"lease on an unsealed page: {page}")
+            require(page.sealed, "lease on an unsealed page", page)
         self._leases.add(key, ticket, held, now + ttl_s)
 
     def has_lease(self, key: LeaseName) -> bool:
@@ -231,11 +231,11 @@ class PageCache:
         findable = {page.block: page for page in self._table if page.findable}
         require(findable.keys() == set(self._tree.blocks()), "findable pages differ from the tree")
         for block, page in findable.items():
-            require(block is not None and self._tree.page(block) == page.page, f"lost: {page}")
+            require(block is not None and self._tree.page(block) == page.page, "lost", page)
         require(self._tree.idle == self._table.count(State.CACHED), "idle blocks are miscounted")
         counts = self.counts()
         states = (counts.free, counts.referenced, counts.cached, counts.leased, counts.quarantined)
-        require(sum(states) == counts.total and min(states) >= 0, f"pages leak: {counts}")
+        require(sum(states) == counts.total and min(states) >= 0, "pages leak", counts)
 
     # -- one page changes hands ------------------------------------------------------------
 

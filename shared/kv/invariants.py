@@ -7,7 +7,8 @@ class InvariantError(AssertionError):
     """A caller broke the rules of an owner, or an owner's own state contradicts itself."""
 
 
-def require(condition: bool, story: str) -> None:
-    """Raise InvariantError with `story` unless the condition holds."""
+def require(condition: bool, story: str, *parts: object) -> None:
+    """Raise InvariantError unless the condition holds. `parts` are shown after the story; they
+    cost nothing while it holds."""
     if not condition:
-        raise InvariantError(story)
+        raise InvariantError(": ".join((story, *map(repr, parts))))

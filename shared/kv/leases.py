@@ -57,11 +57,11 @@ class LeaseBook:
         """Open a lease, or extend one by pages and time. A lease never changes its ticket."""
         lease = self._leases.get(name)
         if lease is None:
-            require(ticket != "", f"lease {name} without a ticket")
-            require(ticket not in self._tickets, f"lease {name} reuses a ticket")
+            require(ticket != "", "lease without a ticket", name)
+            require(ticket not in self._tickets, "lease reuses a ticket", name)
             lease = self._leases[name] = Lease(ticket, expires_s)
             self._tickets[ticket] = name
-        require(lease.ticket == ticket, f"lease {name} changes its ticket")
+        require(lease.ticket == ticket, "lease changes its ticket", name)
         lease.expires_s = max(lease.expires_s, expires_s)
         for page in pages:
             if page.page not in lease.pages:
@@ -122,14 +122,16 @@ class LeaseBook:
         leased = Counter(page for lease in self._leases.values() for page in lease.pages)
         read = Counter(page.page for pages in self._reads.values() for page in pages)
         for page in self._table:
-            require(page.holds.get(Hold.LEASE, 0) == leased[page.page], f"leases of {page}")
-            require(page.holds.get(Hold.READ, 0) == read[page.page], f"reads of {page}")
+            require(
+                page.holds.get(Hold.LEASE, 0) == leased[page.page], "leases are miscounted", page
+            )
+            require(page.holds.get(Hold.READ, 0) == read[page.page], "reads are miscounted", page)
         for name, lease in self._leases.items():
-            require(self._tickets.get(lease.ticket) == name, f"ticket of {name} is lost")
+            require(self._tickets.get(lease.ticket) == name, "lost ticket", name)
             for page_id, generation in lease.pages.items():
                 page = self._table[page_id]
-                require(page.sealed, f"{name} leases the unsealed {page}")
-                require(page.generation == generation, f"{name} leases a reused page: {page}")
+                require(page.sealed, "leased before its seal", name, page)
+                require(page.generation == generation, "leased and reused", name, page)
         require(len(self._tickets) == len(self._leases), "tickets without a lease")
 
     def _unhold(self, page: Page, kind: Hold) -> None:

@@ -87,7 +87,7 @@ class PrefixTree:
 
     def insert(self, block: BlockHash, parent: BlockHash | None, page: PageId) -> bool:
         """Add a busy node. False when the block is there already or its parent is not."""
-        require(is_block_name(block), f"{block!r} is not a block name")
+        require(is_block_name(block), "not a block name", block)
         if block in self._nodes or (parent is not None and parent not in self._nodes):
             return False
         self._nodes[block] = Node(block, page, parent)
@@ -165,7 +165,7 @@ class PrefixTree:
         for block in idle:
             node = self._nodes[block]
             waits = bool(node.children) or (node.idle_since, block) in offered
-            require(waits, f"idle leaf {block} cannot be evicted")
+            require(waits, "an idle leaf cannot be evicted", block)
         total = sum(int(block, 16) for block in self._nodes) % _DIGEST_MODULUS
         require(total == self._sum, "the digest differs from the blocks")
 
