@@ -246,6 +246,7 @@ class Inbox:
     def _trace_pull(self, pull: PullState, event: PullEnded, now: float) -> None:
         key = pull.sequence.key
         seconds = max(now - pull.started_s, 1e-9)
+        failed = {} if event.error is None else {"error.type": event.error.value}
         self._desk.out.append(
             Traced(
                 key.request,
@@ -261,7 +262,7 @@ class Inbox:
                     "baton.transfer.bytes_raw": event.bytes,
                     "baton.transfer.bytes_wire": event.bytes,
                     "baton.transfer.bytes_per_s": event.bytes / seconds,
-                    "baton.transfer.error": "" if event.error is None else event.error.value,
+                    **failed,
                 },
                 pull.link,
             )

@@ -72,7 +72,8 @@ class DecodeMachine:
     def idle(self) -> bool:
         """Nothing runs, waits, or is still on its way out."""
         busy = self.desk.sequences or self.admission.waiting or self.leases.releasing
-        return not busy and not self.stepping.running and not self.pulls.reading
+        working = self.stepping.running or self.pulls.reading or self.sealing.pending
+        return not busy and not working
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Apply one event; what is to be done, in order. Raises TypeError for an object that is

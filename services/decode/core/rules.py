@@ -25,10 +25,9 @@ class DecodeRules:
     max_sequences: int = 64
     queue_limit: int = 256
     """Jobs that may wait for pages or a slot at once."""
-    reserve_wait_s: float = 2.0
+    reserve_wait_s: float = 1.0
     """How long a job may wait for its reservation before it is refused."""
     lease_s: float = 30.0
-    grace_s: float = 5.0
     recompute_tokens: int = 8192
     """Most prompt tokens that decode computes itself when prefill cannot deliver them."""
     preemptions: int = 2

@@ -13,10 +13,7 @@ from shared.wire.requests import DecodeJob, LeaseKey, PageRef, PagesReady, Worke
 
 BLOCK = 4
 ME = WorkerRef(WorkerId("prefill-0"), Epoch(3), "plane-prefill")
-
-
-def identity(namespace: str) -> CacheIdentity:
-    return CacheIdentity(namespace, "model", "tokenizer", "float32", BLOCK)
+IDENTITY = CacheIdentity("tenant", "model", "tokenizer", "float32", BLOCK)
 
 
 def build(pages: int) -> Engine:
@@ -41,6 +38,7 @@ class PrefillSide:
 
     engine: Engine = field(default_factory=lambda: build(512))
     me: WorkerRef = ME
+    identity: CacheIdentity = IDENTITY
     leases: dict[LeaseKey, str] = field(default_factory=dict)
     released: list[tuple[LeaseKey, str]] = field(default_factory=list)
     generations: dict[PageId, Generation] = field(default_factory=dict)
@@ -56,7 +54,7 @@ class PrefillSide:
         (first,) = self.engine.step([item]).tokens
         assert first is not None
         self.leases[key] = f"ticket-{job.request}-{job.attempt}"
-        refs = self._refs(job, pages, block_hashes(identity(job.namespace), job.tokens))
+        refs = self._refs(job, pages, block_hashes(self.identity, job.tokens))
         size = max(1, chunk_tokens // BLOCK)
         groups = [refs[at : at + size] for at in range(0, len(refs), size)]
         ready = [

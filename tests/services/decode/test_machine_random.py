@@ -203,7 +203,7 @@ class Storm:
         self.rig.tick(self.chance.choice([0.01, 1.0, 6.0]))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_any_order_of_events_ends_with_the_undisturbed_tokens_and_nothing_held(seed: int) -> None:
     Storm(seed).run()

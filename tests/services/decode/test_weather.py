@@ -108,7 +108,7 @@ def test_what_can_never_run_is_refused_before_anything_is_held() -> None:
 
 
 def test_a_job_waits_a_little_for_pages_then_is_refused() -> None:
-    rig = Rig(pages=10)
+    rig = Rig(pages=10, limits=rules(reserve_wait_s=2.0))
     rig.submit(job("r1", tokens=28))
     assert rig.submit(job("r2", tokens=20)) is None
     assert rig.submit(job("r2", tokens=20)) is None

@@ -1,0 +1,59 @@
+"""What the outside is told of a decode core: load for the scheduler, accounting for everyone."""
+
+from __future__ import annotations
+
+from services.decode.core.machine import DecodeMachine
+from services.decode.core.sequences import Sequence, Stage
+from shared.wire.workers import CostModel, WorkerLoad
+
+
+def load(machine: DecodeMachine, cost: CostModel) -> WorkerLoad:
+    """At this moment. What waits for prefill's pages occupies memory, not the engine."""
+    sequences = machine.desk.sequences.values()
+    waiting = machine.admission.waiting
+    fills = [s for s in sequences if s.batchable and not s.decoding]
+    parked = [s for s in sequences if s.stage is Stage.PARKED]
+    ahead = [*fills, *parked, *(s for s in waiting if s.handoff is None)]
+    cache = machine.desk.cache
+    return WorkerLoad(
+        queued_requests=len(waiting) + len(parked),
+        queued_tokens=sum(_left_tokens(sequence) for sequence in ahead),
+        running_sequences=len(sequences) - len(parked),
+        work_left_s=sum(_seconds(s, cost, machine.desk.rules.step_tokens) for s in ahead),
+        pages_total=cache.counts().total,
+        pages_free=cache.available,
+        placement_sequence=machine.admission.placement_sequence,
+    )
+
+
+def accounting(machine: DecodeMachine) -> dict[str, object]:
+    """The outside view that proves that nothing leaks: all but `pages` is zero at rest."""
+    counts = machine.desk.cache.counts()
+    awaiting = sum(1 for s in machine.desk.sequences.values() if s.awaits_prefill)
+    return {
+        "held_pages": counts.total - counts.free - counts.cached,
+        "leases": awaiting + machine.leases.releasing,
+        "requests": len(machine.desk.sequences) + len(machine.admission.waiting),
+        "open_reads": machine.pulls.reading,
+        "quarantined": counts.quarantined,
+        "pages": {
+            "free": counts.free,
+            "referenced": counts.referenced,
+            "cached": counts.cached,
+            "leased": counts.leased,
+            "quarantined": counts.quarantined,
+        },
+    }
+
+
+def _left_tokens(sequence: Sequence) -> int:
+    holes = len(sequence.holes) * sequence.block_tokens
+    return len(sequence.tokens) - sequence.kv_tokens + holes
+
+
+def _seconds(sequence: Sequence, cost: CostModel, step_tokens: int) -> float:
+    """Engine seconds to compute what this sequence lacks, in chunks."""
+    left = _left_tokens(sequence)
+    end = len(sequence.tokens)
+    pairs = end**2 - max(0, end - left) ** 2
+    return -(-left // step_tokens) * cost.step_s + left * cost.token_s + pairs * cost.pair_s
