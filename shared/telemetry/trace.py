@@ -40,7 +40,7 @@ QUEUE_SPANS: Final = 8192
 BATCH_SPANS: Final = 512
 FLUSH_MS: Final = 250
 EXPORT_TIMEOUT_S: Final = 5.0
-CLOSE_TIMEOUT_S: Final = 2.0
+CLOSE_TIMEOUT_S: Final = 1.0
 
 _propagator: Final = TraceContextTextMapPropagator()
 _NO_CONTEXT: Final = Context()
@@ -144,7 +144,7 @@ class Tracer:
         return _traceparent(span.get_span_context())
 
     async def close(self) -> None:
-        """Send what is queued, for at most two seconds; the rest is lost."""
+        """Send what is queued, for about a second; the rest is lost and counted."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def finish() -> None:
@@ -159,6 +159,9 @@ class Tracer:
         except TimeoutError:
             if self._outbox is not None:
                 self._outbox.abandon()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S / 4):
+                    await done.wait()
 
     def _open(
         self,
