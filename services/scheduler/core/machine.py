@@ -5,7 +5,6 @@ Soft state only: everything here is rebuilt from heartbeats, block events and sn
 
 from __future__ import annotations
 
-import random
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Final, assert_never
@@ -25,6 +24,7 @@ from services.scheduler.core.events import (
 )
 from services.scheduler.core.placement import (
     MAX_REPORTED,
+    Chance,
     Option,
     PlacementSettings,
     Placer,
@@ -57,7 +57,7 @@ class SchedulerMachine:
     """State + handle(event, now) -> actions. One request of a gateway gets one answer; asking
     the same (request, attempt) again gives the same placement while its workers live."""
 
-    def __init__(self, settings: SchedulerSettings, chance: random.Random) -> None:
+    def __init__(self, settings: SchedulerSettings, chance: Chance) -> None:
         self._settings = settings
         self._placer = Placer(settings.placement, chance)
         self._bus_up = True

@@ -8,10 +8,9 @@ thin; further policies plug in behind `choose`.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from services.scheduler.core.cluster import Cluster, Worker
 from shared import costs
@@ -35,6 +34,12 @@ class PlacementSettings:
     """Under route 'auto': colocate when decode's cache leaves fewer prompt tokens than this."""
 
 
+class Chance(Protocol):
+    """A seeded generator (random.Random is one)."""
+
+    def choice(self, options: Sequence[Option], /) -> Option: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """A feasible pair (or a decode worker alone) with its estimate."""
@@ -50,7 +55,7 @@ class Option:
 class Placer:
     """Scores options over a cluster and an index lookup. Holds no request state."""
 
-    def __init__(self, settings: PlacementSettings, chance: random.Random) -> None:
+    def __init__(self, settings: PlacementSettings, chance: Chance) -> None:
         self._settings = settings
         self._chance = chance
 
