@@ -202,7 +202,7 @@ class _Process:
 
     def _verdict(self, group: BaseExceptionGroup[BaseException]) -> int:
         """The exit code for how the TaskGroup ended. A StartupError passes through alone."""
-        failures = group.subgroup(lambda error: not isinstance(error, _Finished))
+        _, failures = group.split(_Finished)
         if failures is None:
             self._log.event("service.stopped")
             return 0
