@@ -200,7 +200,8 @@ class GatewayApp:
             await self._open_door("admin_port", table, inside, config.admin_port, guard)
         if "traces" in config.serve and traces is not None:
             table = traces_table(traces)
-            await self._open_door("traces_port", table, inside, config.traces_port, anyone)
+            host = config.traces_host
+            await self._open_door("traces_port", table, host, config.traces_port, anyone)
 
     async def _open_door(self, name: str, table: Table, host: str, port: int, guard: Guard) -> None:
         scope = self._scope

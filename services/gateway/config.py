@@ -19,7 +19,8 @@ class GatewayConfig(ProcessSettings):
 
     port: int = setting(8000, "port of the API")
     admin_port: int = setting(8001, "port for operators: /metrics and /admin, loopback only")
-    traces_port: int = setting(4318, "port that takes spans (OTLP over HTTP), loopback only")
+    traces_port: int = setting(4318, "port that takes spans (OTLP over HTTP)")
+    traces_host: str = setting("127.0.0.1", "address of that port, for services on other hosts")
     serve: tuple[str, ...] = setting(LISTENERS, "listeners to open: public,admin,traces")
     allow_anonymous: bool = setting(False, "serve without keys on an address beyond loopback")
     dtype: str = setting(
