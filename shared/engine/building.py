@@ -18,9 +18,10 @@ def build_engine(
     pages: int,
     block_tokens: int,
     backend: str,
+    threads: int = 0,
 ) -> Engine:
-    """Load the weights and allocate the pages; blocks for seconds. Raises StartupError,
-    CheckpointError, EngineError."""
+    """Load the weights and allocate the pages; blocks for seconds. `threads` are torch's on the
+    CPU, 0 for half of the host's. Raises StartupError, CheckpointError, EngineError."""
     if backend not in BACKENDS:
         raise StartupError(f"engine {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend != checkpoint.backend:
@@ -35,4 +36,4 @@ def build_engine(
     # A hashchain worker never pays for loading torch.
     from shared.engine.runner import TorchEngine
 
-    return TorchEngine.load(checkpoint, device, layout, pages)
+    return TorchEngine.load(checkpoint, device, layout, pages, threads)

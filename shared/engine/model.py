@@ -103,8 +103,10 @@ class LlamaModel:
 
 
 def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """rows @ weight.T, contiguous. For a few float32 rows the CPU's product is up to three
-    times faster the other way round."""
-    if 1 < len(rows) <= _FEW_ROWS and rows.device.type == "cpu" and rows.dtype == torch.float32:
-        return torch.mm(weight, rows.t()).t().contiguous()
-    return functional.linear(rows, weight)
+    """rows @ weight.T, contiguous. A few float32 rows are multiplied the other way round on the
+    CPU, one row as two: measured, that reads the weights up to three times as fast."""
+    count = len(rows)
+    if count > _FEW_ROWS or rows.device.type != "cpu" or rows.dtype != torch.float32:
+        return functional.linear(rows, weight)
+    thin = rows.repeat(2, 1) if count == 1 else rows
+    return torch.mm(weight, thin.t())[:, :count].t().contiguous()

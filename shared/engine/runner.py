@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -40,11 +41,12 @@ class TorchEngine:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, device: str, layout: PageLayout, pages: int
+        cls, checkpoint: Checkpoint, device: str, layout: PageLayout, pages: int, threads: int
     ) -> TorchEngine:
-        """Read the weights onto the device and allocate the pages; blocks for seconds. Raises
-        StartupError, CheckpointError, EngineError."""
+        """Read the weights onto the device and allocate the pages; blocks for seconds. Sets the
+        process's torch threads. Raises StartupError, CheckpointError, EngineError."""
         place = _device(device)
+        torch.set_num_threads(threads or _fair_threads())
         try:
             weights = load_weights(checkpoint, place, DTYPES[layout.dtype])
             memory, view = _memory(pages, layout, place)
@@ -100,6 +102,12 @@ class TorchEngine:
             # Peers read pages from outside this stream: they must be complete by now.
             torch.cuda.current_stream(self._kv.device).synchronize()
         return tokens
+
+
+def _fair_threads() -> int:
+    """Half of the CPUs: a decode worker shares a host with a prefill worker, and torch's threads
+    spin, so two that claim every CPU run several times slower than two that share."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def _device(name: str) -> torch.device:

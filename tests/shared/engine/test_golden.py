@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from shared.checkpoint import open_checkpoint
 from shared.engine.batch import Engine
@@ -21,13 +18,13 @@ FEW, ALL = load(SUBSET), load(full_set())
 
 
 @pytest.fixture(scope="module")
-def engines(model_path: str) -> Iterator[tuple[Engine, Engine]]:
-    """A prefill engine and a decode engine, on one thread: two cores serve other things too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def engines(model_path: str) -> tuple[Engine, Engine]:
+    """A prefill engine and a decode engine."""
     checkpoint = open_checkpoint(model_path)
-    yield tuple(build_engine(checkpoint, "cpu", "float32", PAGES, BLOCK, "torch") for _ in "pd")  # type: ignore[misc]
-    torch.set_num_threads(threads)
+    prefills, decodes = (
+        build_engine(checkpoint, "cpu", "float32", PAGES, BLOCK, "torch") for _ in range(2)
+    )
+    return prefills, decodes
 
 
 @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
