@@ -116,6 +116,7 @@ class _Process:
         self._probes = Probes(self._metrics)
         self._run_file = RunFile(settings.run_dir, worker)
         self._stopping = asyncio.Event()
+        self._living = False
         self._signals = 0
 
     async def run(self) -> int:
@@ -161,6 +162,7 @@ class _Process:
         )
 
     async def _live(self, bus: NatsBus, tracer: Tracer) -> int:
+        self._living = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 scope = Scope(
@@ -217,7 +219,8 @@ class _Process:
 
         def received() -> None:
             self._signals += 1
-            if (self._stopping.is_set() or self._probes.port == 0) and task is not None:
+            hurried = self._stopping.is_set() or not self._living
+            if hurried and task is not None:
                 task.cancel()
             self._stopping.set()
 
