@@ -38,8 +38,10 @@ from shared.wire.blocks import BlocksFound
 from shared.wire.requests import (
     CancelRequest,
     LeaseKey,
+    LeasesRenewed,
     PageRef,
     PrefillJob,
+    Refused,
     ReleaseLease,
     RenewLeases,
     Sampling,
@@ -57,6 +59,8 @@ POOL = WorkerRef(WorkerId("kvpool-0"), Epoch(2), "plane-pool")
 GATEWAY = WorkerId("gateway-0")
 IDENTITY = CacheIdentity("", "model", "tokenizer", "float32", BLOCK)
 VOCAB = 512
+LONG = tuple(range(100, 143))
+"""43 tokens: 10 full blocks and a partial page; three chunks of at most 16 tokens."""
 
 A = TypeVar("A")
 
@@ -292,12 +296,15 @@ class Rig:
     def seen(self, kind: type[A]) -> list[A]:
         return [action for action in self.log if isinstance(action, kind)]
 
-    def first_tokens(self) -> dict[RequestId, TokenEntry]:
-        """Emitted tokens; each request at most once per attempt."""
+    def emitted(self) -> list[TokenEntry]:
+        """First tokens in order; each attempt has at most one."""
         entries = [e for action in self.seen(EmitTokens) for e in action.chunk.entries]
         keys = [(entry.request, entry.attempt) for entry in entries]
         assert len(keys) == len(set(keys))
-        return {entry.request: entry for entry in entries}
+        return entries
+
+    def first_tokens(self) -> dict[RequestId, TokenEntry]:
+        return {entry.request: entry for entry in self.emitted()}
 
     def failures(self) -> dict[RequestId, str]:
         return {action.failed.request: action.failed.code for action in self.seen(FailJob)}
@@ -317,3 +324,13 @@ class Rig:
         held = self.machine.accounting()["held_pages"]
         assert isinstance(held, int)
         return held
+
+
+def code_of(answer: object) -> str:
+    assert isinstance(answer, Refused)
+    return answer.code
+
+
+def gone(answer: object) -> tuple[LeaseKey, ...]:
+    assert isinstance(answer, LeasesRenewed)
+    return answer.gone

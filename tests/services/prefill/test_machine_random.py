@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from services.prefill.core import events as on
-from services.prefill.core.actions import EmitTokens, SendPages
+from services.prefill.core.actions import SendPages
 from shared.errors import Code
 from shared.ids import Epoch, RequestId
 from shared.wire.requests import Accepted, PrefillJob
@@ -45,7 +45,12 @@ class Weather(RuleBasedStateMachine):
 
     # -- gateways ------------------------------------------------------------------------------
 
-    @rule(name=names, family=st.integers(0, 2), length=st.integers(1, 70), pooled=st.booleans())
+    @rule(
+        name=names,
+        family=st.integers(0, 2),
+        length=st.one_of(st.integers(1, 70), st.sampled_from((8, 16, 32))),
+        pooled=st.booleans(),
+    )
     def start(self, name: str, family: int, length: int, pooled: bool) -> None:
         attempt = 1 + max((a for n, a in self.orders if n == name), default=0)
         order = job(
@@ -139,9 +144,14 @@ class Weather(RuleBasedStateMachine):
     def read_ends(self) -> None:
         self._send(on.ReadEnded(self.reads.pop()))
 
+    @rule()
+    def calm(self) -> None:
+        """For once everything that can happen does."""
+        self.rig.settle()
+
     # -- time and trouble ----------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from((0.1, 5.0, LEASE_S - 1, LEASE_S)))
+    @rule(seconds=st.sampled_from((0.0, 0.1, 0.1, 1.0, 5.0, LEASE_S - 1, LEASE_S)))
     def time_passes(self, seconds: float) -> None:
         self.rig.tick(seconds)
 
@@ -169,18 +179,21 @@ class Weather(RuleBasedStateMachine):
         rig = self.rig
         for read in self.reads:
             rig.send(on.ReadEnded(read))
-        rig.settle()
+        abandoned = rig.machine.counters["pages_abandoned"]
+        for _ in range(len(self.orders) + 1):
+            rig.settle()
+            for entry in rig.emitted():
+                rig.release(entry.request, attempt=entry.attempt)
+        assert rig.machine.idle or abandoned, "everything ends without help of the clock"
         rig.tick(DEADLINE_S + GRACE_S + LEASE_S)
         rig.settle()
-        abandoned = rig.machine.counters["pages_abandoned"]
         assert rig.machine.idle
         accounting = rig.machine.accounting()
         assert accounting["held_pages"] == accounting["quarantined"] == abandoned
         assert (accounting["leases"], accounting["requests"]) == (0, 0)
-        for action in rig.seen(EmitTokens):
-            for entry in action.chunk.entries:
-                order = self.orders[entry.request, entry.attempt]
-                assert entry.token_ids == (expected_token(order.tokens),)
+        for entry in rig.emitted():
+            order = self.orders[entry.request, entry.attempt]
+            assert entry.token_ids == (expected_token(order.tokens),)
 
 
 TestWeather = Weather.TestCase

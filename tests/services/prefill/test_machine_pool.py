@@ -1,0 +1,222 @@
+"""The prefill machine: the pool, tokens again, failures, reads, late events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from services.prefill.core import events as on
+from services.prefill.core.actions import (
+    ReleasePool,
+    SendPages,
+    Traced,
+)
+from shared.errors import Code
+from shared.ids import RequestId
+from shared.kv.hashing import block_hashes
+from shared.wire.requests import (
+    ResendTokens,
+    TokenEntry,
+)
+from tests.services.prefill.rig import (
+    IDENTITY,
+    LEASE_S,
+    LONG,
+    POOL,
+    Rig,
+    code_of,
+    expected_token,
+    job,
+    limits,
+)
+
+
+def _filled_pool() -> Rig:
+    """A worker that offered LONG to the pool and then lost its own cache."""
+    first = Rig()
+    first.start(job("a", LONG, pool=POOL))
+    first.settle()
+    assert len(first.pool) == 10
+    assert first.machine.counters["blocks_kept"] == 10
+    fresh = Rig()
+    fresh.pool = first.pool
+    return fresh
+
+
+def test_blocks_come_back_from_the_pool() -> None:
+    rig = _filled_pool()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.settle()
+    entry = rig.first_tokens()[RequestId("b")]
+    assert (entry.token_ids, entry.cached_tokens) == ((expected_token(LONG),), 40)
+    assert len(rig.seen(ReleasePool)) == 1
+    assert not rig.offers
+    assert rig.machine.counters["prompt_tokens"] == 3
+
+
+def test_a_damaged_page_from_the_pool_is_computed_instead() -> None:
+    rig = _filled_pool()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.look_up()
+    rig.pull(damage=True)
+    rig.settle()
+    entry = rig.first_tokens()[RequestId("b")]
+    assert (entry.token_ids, entry.cached_tokens) == ((expected_token(LONG),), 0)
+    assert rig.machine.counters["damaged_blocks"] == 10
+
+
+def test_an_answer_about_other_blocks_is_not_pulled() -> None:
+    rig = _filled_pool()
+    other = block_hashes(IDENTITY, range(7))[0]
+    rig.start(job("b", LONG, pool=POOL))
+    for block, value in list(rig.pool.items())[:1]:
+        rig.pool[other] = value
+        del rig.pool[block]
+    rig.look_up()
+    assert not rig.pulls
+    rig.settle()
+    assert rig.first_tokens()[RequestId("b")].token_ids == (expected_token(LONG),)
+
+
+def test_a_cancel_during_a_pull_keeps_the_targets_until_it_ended() -> None:
+    rig = _filled_pool()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.look_up()
+    rig.cancel("b")
+    assert rig.held == 11
+    rig.pull()
+    assert rig.held == 0
+    assert len(rig.seen(ReleasePool)) == 1
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_targets_of_an_unsettled_pull_never_come_back(cancelled: bool) -> None:
+    rig = _filled_pool()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.look_up()
+    if cancelled:
+        rig.cancel("b")
+    wish = rig.pulls.pop()
+    rig.send(on.PullEnded(wish.request, wish.attempt, (), settled=False))
+    rig.settle()
+    rig.release("b")
+    assert rig.machine.accounting()["quarantined"] == 10
+    if not cancelled:
+        assert rig.first_tokens()[RequestId("b")].token_ids == (expected_token(LONG),)
+
+
+def test_a_late_answer_of_the_pool_gives_its_lease_back() -> None:
+    rig = _filled_pool()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.cancel("b")
+    rig.look_up()
+    assert not rig.pulls
+    assert len(rig.seen(ReleasePool)) == 1
+
+
+def test_an_offer_outlives_its_job_but_not_its_lease() -> None:
+    rig = Rig()
+    rig.start(job("a", LONG, pool=POOL))
+    rig.look_up()
+    while rig.engine_work:
+        rig.turn_engine()
+    rig.release("a")
+    assert rig.held == 10
+    rig.tick(LEASE_S)
+    assert rig.held == 0
+    rig.take_offer()
+    assert rig.machine.counters["late_events"] == 1
+
+
+def _resend(rig: Rig, attempt: int = 1) -> object:
+    wish = ResendTokens(RequestId("a"), job("a", LONG, attempt).attempt, 0)
+    return rig.ask(lambda call: on.ResendArrived(call, wish))
+
+
+def test_the_first_token_can_be_asked_for_again() -> None:
+    rig = Rig()
+    assert code_of(_resend(rig)) == Code.UNKNOWN_REQUEST
+    rig.start(job("a", LONG))
+    alive = _resend(rig)
+    assert isinstance(alive, TokenEntry)
+    assert (alive.token_ids, alive.finish) == ((), None)
+    rig.settle()
+    assert _resend(rig) == rig.first_tokens()[RequestId("a")]
+    rig.release("a")
+    assert _resend(rig) == rig.first_tokens()[RequestId("a")]
+    assert code_of(_resend(rig, attempt=2)) == Code.UNKNOWN_REQUEST
+
+
+def test_a_job_that_breaks_the_engine_fails_alone() -> None:
+    rig = Rig(limits=limits(chunk_tokens=64))
+    rig.poison = 13
+    rig.start(job("x", (1, 2, 3)))
+    for name, tokens in (("a", range(20, 30)), ("b", (13, 14)), ("c", range(40, 50))):
+        rig.start(job(name, tokens))
+    rig.settle()
+    assert rig.failures() == {RequestId("b"): Code.INTERNAL}
+    assert set(rig.first_tokens()) == {"x", "a", "c"}
+
+
+def test_a_read_outlives_the_lease_and_keeps_the_pages() -> None:
+    rig = Rig()
+    rig.start(job("a", LONG))
+    rig.settle()
+    ticket = rig.seen(SendPages)[0].ready.ticket
+    pairs = [(ref.page, ref.generation) for ref in rig.announced("a")]
+    read = rig.machine.open_read(ticket, pairs, rig.clock.now())
+    assert read is not None
+    rig.release("a")
+    assert rig.machine.accounting()["quarantined"] == 11
+    assert rig.machine.open_read(ticket, pairs, rig.clock.now()) is None
+    rig.send(on.ReadEnded(read))
+    assert rig.held == 0
+    rig.send(on.ReadEnded(read))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda r: on.PoolMissed(r, 1, "late"),
+        lambda r: on.PullEnded(r, 1, ()),
+        lambda r: on.StepEnded(99, (), 0.1),
+        lambda r: on.StepFailed(99, "late"),
+        lambda r: on.PagesSummed(99, ()),
+        lambda r: on.PagesAcknowledged(r, 1, 0),
+        lambda r: on.PagesRefused(r, 1, 0, "stale"),
+        lambda r: on.OfferEnded(r, 1, 3),
+    ],
+)
+def test_events_about_nothing_are_counted_and_ignored(make: Callable[[str], on.Event]) -> None:
+    rig = Rig()
+    assert rig.send(make("ghost")) == []
+    assert rig.machine.counters["late_events"] == 1
+
+
+def test_an_unknown_event_raises_type_error() -> None:
+    with pytest.raises(TypeError, match="not an event"):
+        Rig().machine.handle("surprise", 0.0)  # type: ignore[arg-type]
+
+
+def test_the_story_of_a_request_names_its_steps() -> None:
+    rig = Rig()
+    rig.start(job("a", LONG))
+    rig.settle()
+    rig.release("a")
+    story = rig.machine.story(RequestId("a"))
+    for words in ("accepted with 43 tokens", "announced pages 0..3", "first token", "released"):
+        assert words in story
+
+
+def test_facts_for_the_trace_cover_the_job() -> None:
+    rig = Rig()
+    rig.start(job("a", LONG))
+    rig.settle()
+    rig.release("a")
+    facts = rig.seen(Traced)
+    names = [fact.name for fact in facts]
+    assert names.count("prefill.chunk") == 3
+    assert names.count("prefill.seal") == 3
+    assert {"prefill.job", "prefill.queue", "prefill.first_token"} <= set(names)
+    assert all(fact.start_s <= fact.end_s for fact in facts)
