@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from services.decode.core.actions import JobClosed, Traced
 from shared.errors import Code
 from shared.ids import Attempt, RequestId
 from shared.telemetry.trace import Span, Tracer
 from shared.wire.requests import LeaseKey
 
-_CODES = frozenset(code.value for code in Code)
+_FAILURES: Final = frozenset(code.value for code in Code) - {Code.CANCELLED.value}
 
 
 class JobSpans:
@@ -45,7 +47,7 @@ class JobSpans:
             for name, value in action.attributes.items():
                 span.set(name, value)
             span.set("baton.outcome", action.outcome)
-        code = action.outcome if action.outcome in _CODES else None
+        code = action.outcome if action.outcome in _FAILURES else None
         self.ended(action.request, action.attempt, code)
 
     def ended(self, request: RequestId, attempt: Attempt, code: str | None) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.decode.core import actions as do
 from services.decode.core import events as on
 from shared.errors import Code
-from shared.ids import Epoch
+from shared.ids import Attempt, Epoch
 from shared.wire.requests import DecodeJob, PagesReady, Refused
 
 from .prefill_side import ME, undisturbed
@@ -47,8 +47,9 @@ class Storm:
         self.ready: list[PagesReady] = []
         self.stray: list[do.Pull] = []
         self.past: list[on.Event] = []
-        self.cancelled: set[str] = set()
         self.unsettled = 0
+        self.slow = self.chance.choice([None, do.RunStep, do.Pull])
+        """What takes long in this run, so that much else happens meanwhile."""
 
     def job(self, number: int) -> DecodeJob:
         chance = self.chance
@@ -70,7 +71,7 @@ class Storm:
             (2, self.work_badly),
             (1, self.land_late),
             (2, self.repeat),
-            (1, self.cancel),
+            (2, self.cancel),
             (1, self.resend),
             (1, self.lose_prefill),
             (2, self.tick),
@@ -102,7 +103,7 @@ class Storm:
         tokens, finish = undisturbed(one)
         story = self.rig.machine.story(one.request)
         got = log.text(one.first_index)
-        if log.failed is None and one.request not in self.cancelled:
+        if log.failed is None:
             assert (got, log.finish) == (tokens, finish), story
         assert got == tokens[: len(got)], story
         assert log.failed in _FAILED_FINE, story
@@ -111,9 +112,10 @@ class Storm:
 
     def submit(self) -> None:
         one = self.chance.choice(self.jobs)
-        new = one.request not in self.rig.machine.desk.sequences
+        desk = self.rig.machine.desk
+        new = desk.find(one.request, one.attempt) is None
         self.rig.submit(one)
-        if one.prefill is not None and new and one.request in self.rig.machine.desk.sequences:
+        if one.prefill is not None and new and desk.find(one.request, one.attempt):
             ready = self.rig.prefill.compute(one, self.chance.choice([4, 8, 100]))
             self.rig.first_token(one, ready)
             self.ready.extend(ready)
@@ -126,8 +128,11 @@ class Storm:
         self.rig.announce(one)
 
     def work(self) -> None:
-        if self.rig.work:
-            at = self.chance.randrange(len(self.rig.work))
+        if not self.rig.work:
+            return
+        at = self.chance.randrange(len(self.rig.work))
+        hurried = self.slow is None or not isinstance(self.rig.work[at], self.slow)
+        if hurried or self.chance.random() < 0.1:
             self.rig.happen(self.rig.work.pop(at))
 
     def work_badly(self) -> None:
@@ -180,19 +185,22 @@ class Storm:
             self.rig.send(self.chance.choice(self.past))
 
     def cancel(self) -> None:
-        if self.chance.random() < 0.5:
-            one = self.chance.choice(self.jobs)
-            self.cancelled.add(one.request)
-            self.rig.cancel(one.request)
+        """The gateway ends an attempt and begins the next one."""
+        at = self.chance.randrange(len(self.jobs))
+        one = self.jobs[at]
+        self.rig.cancel(one.request, one.attempt)
+        self.rig.logs[one.request].failed = None
+        self.jobs[at] = replace(one, attempt=Attempt(one.attempt + 1))
 
     def resend(self) -> None:
         one = self.chance.choice(self.jobs)
-        self.rig.resend(one.request, 1, self.chance.randint(0, 20))
+        self.rig.resend(one.request, one.attempt, self.chance.randint(0, 20))
 
     def lose_prefill(self) -> None:
         kind = self.chance.choice(["failed", "older", "dead"])
         if kind == "failed":
-            self.rig.prefill_failed(self.chance.choice(self.jobs).request)
+            one = self.chance.choice(self.jobs)
+            self.rig.prefill_failed(one.request, one.attempt)
         elif kind == "older":
             self.rig.send(on.PeerLost(ME.worker, "prefill", Epoch(2)))
         elif self.chance.random() < 0.2:
