@@ -145,7 +145,10 @@ class NatsBus:
 
     def restored(self) -> None:
         for callback in self._callbacks:
-            callback()
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 - one listener must not stop the others
+                self._traffic.log.failure("bus.callback_failed", error)
 
     async def renew(self) -> None:
         await self._link.take(f"{self._inbox}.*", "", self._on_reply)

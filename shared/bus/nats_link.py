@@ -174,10 +174,19 @@ class NatsLink:
             raise StartupError(f"cannot use NATS at {self._url}: {error}") from None
 
     async def _revive(self) -> None:
-        self.client = Client()
-        await self._connect()
-        await self._listener.renew()
-        await self._on_reconnected()
+        """Until a new client is connected and has all subscriptions again."""
+        while not self._closing:
+            self.client = Client()
+            try:
+                await self._connect()
+                await self._listener.renew()
+                await self._on_reconnected()
+                return
+            except (BusError, StartupError) as error:
+                self._traffic.log.failure("bus.revival_failed", error)
+            with suppress(NatsError, OSError):
+                await self.client.close()
+            await asyncio.sleep(RECONNECT_S)
 
     # -- callbacks of the library ----------------------------------------------------------
 
@@ -213,6 +222,7 @@ class NatsLink:
 
     async def _on_closed(self) -> None:
         """The library gives up for good after some errors of the server: begin anew."""
-        if not self._closing and self._rejected is None:
+        reviving = self._reviving is not None and not self._reviving.done()
+        if not self._closing and not reviving and self._rejected is None:
             self._traffic.log.event("bus.closed_by_server", level="error")
             self._reviving = asyncio.create_task(self._revive(), name="nats revive")

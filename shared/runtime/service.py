@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Protocol, TypeVar
 
 from shared.bus.bus import Bus, KeyValue
@@ -20,6 +21,7 @@ from shared.bus.traffic import Traffic
 from shared.clock import Clock, SystemClock
 from shared.config import ProcessSettings, load
 from shared.errors import StartupError
+from shared.kv.layout import LAYOUT_VERSION
 from shared.runtime.probes import LOOPBACK, Probes, RunFile
 from shared.telemetry.log import Log, capture_libraries
 from shared.telemetry.metrics import Metrics
@@ -122,6 +124,7 @@ class _Process:
     async def run(self) -> int:
         """Open what the app stands on, run it, and close in the opposite order."""
         capture_libraries(self._log)
+        self._name_build()
         self._listen_to_signals()
         settings = self._settings
         try:
@@ -152,6 +155,10 @@ class _Process:
                 raise
             self._log.event("service.interrupted", level="warning")
             return EXIT_FAILED
+
+    def _name_build(self) -> None:
+        build = self._metrics.gauge("baton_build", "Always 1.", ("version", "layout"))
+        build.labels(_version(), str(LAYOUT_VERSION)).set(1)
 
     def _announce(self) -> None:
         self._run_file.update(
@@ -235,6 +242,13 @@ class _Process:
             due_s = self._clock.now() + _LAG_PERIOD_S
             await asyncio.sleep(_LAG_PERIOD_S)
             lag.observe(max(0.0, self._clock.now() - due_s))
+
+
+def _version() -> str:
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

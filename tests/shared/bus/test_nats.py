@@ -37,6 +37,10 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     made.stop()
 
 
+def _broken() -> None:
+    raise ZeroDivisionError
+
+
 async def _answer(delivery: Delivery) -> Ended:
     return ENDED
 
@@ -84,6 +88,7 @@ async def test_a_connection_that_the_library_gave_up_is_made_anew(server: NatsSe
     """Some server errors close the client for good; ours comes back with all it had."""
     asker, holder = await connect(server, "gateway"), await connect(server, "decode")
     back = asyncio.Event()
+    holder.on_reconnect(_broken)
     holder.on_reconnect(back.set)
     await holder.subscribe(JOB, _answer)
     first = holder.client
