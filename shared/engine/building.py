@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from shared.checkpoint.checkpoint import Checkpoint
 from shared.checkpoint.geometry import page_layout
 from shared.engine.batch import Engine
 from shared.engine.hashchain import HashchainEngine
 from shared.errors import StartupError
 
-BACKENDS = ("torch", "hashchain")
+BACKENDS: Final = ("torch", "hashchain")
 
 
 def build_engine(

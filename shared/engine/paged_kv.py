@@ -6,13 +6,14 @@ memory [page, layer, k|v, kv_head, token, head_dim]      a row = one head at one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from shared.engine.batch import StepItem
 from shared.kv.layout import PageLayout
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class PagedKv:
