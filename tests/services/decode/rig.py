@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import assert_never
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
 
 from services.decode.core import actions as do
 from services.decode.core import events as on
@@ -64,23 +64,23 @@ def job(
     first_index: int = 0,
     stop: tuple[int, ...] = (),
     temperature: float = 0.0,
-    seed: int = 5,
-    deadline_s: float = 600.0,
-    gateway: WorkerId = GATEWAY,
+    **rest: Any,
 ) -> DecodeJob:
+    """A job; `rest` are further fields of it."""
     prompt = [7 * at % 251 for at in range(tokens)] if isinstance(tokens, int) else tokens
-    return DecodeJob(
+    whole = DecodeJob(
         request=RequestId(request),
         attempt=Attempt(attempt),
         placement_sequence=1,
-        gateway=gateway,
+        gateway=GATEWAY,
         tokens=tuple(prompt),
         first_index=first_index,
-        sampling=Sampling(temperature, 1.0, seed, max_tokens, stop),
+        sampling=Sampling(temperature, 1.0, 5, max_tokens, stop),
         namespace="tenant",
         prefill=prefill,
-        deadline_s=deadline_s,
+        deadline_s=600.0,
     )
+    return replace(whole, **rest)
 
 
 @dataclass
