@@ -44,6 +44,7 @@ from shared.wire.workers import Heartbeat, Registered, RegisterWorker
 
 _TICK_S: Final = 0.25
 _LEADER_CHECK_S: Final = 1.0
+_SETTLE_BEATS: Final = 1.5
 _SNAPSHOT_TIMEOUT_S: Final = 5.0
 _MAX_SNAPSHOTS: Final = 64
 
@@ -61,6 +62,7 @@ class SchedulerApp:
         self._core: SchedulerMachine | None = None
         self._store: EpochStore | None = None
         self._leader_epoch = Epoch(0)
+        self._settled_at = 0.0
         self._snapshots: set[tuple[str, int]] = set()
         self._metrics = SchedulerMetrics(scope.metrics)
         self._done = asyncio.Event()
@@ -72,6 +74,7 @@ class SchedulerApp:
             self._leader_epoch = await self._store.lead(self._incarnation)
         except BusError as error:
             raise StartupError(f"the epoch store does not answer: {error.message}") from error
+        self._settled_at = scope.clock.now() + _SETTLE_BEATS * self._config.heartbeat_s
         self._core = self._new_core()
         scope.run_file.update(epoch=self._leader_epoch)
         scope.log.event("scheduler.leading", leader_epoch=self._leader_epoch)
@@ -85,7 +88,9 @@ class SchedulerApp:
             await asyncio.sleep(_TICK_S)
 
     def ready(self) -> bool:
-        return self._core is not None and self._scope.bus.connected
+        """Leading, connected, and long enough to have heard every worker."""
+        settled = self._core is not None and self._scope.clock.now() >= self._settled_at
+        return settled and self._scope.bus.connected
 
     def accounting(self) -> dict[str, object]:
         """Load charged but not yet confirmed; zero when the cluster is idle."""
@@ -110,6 +115,7 @@ class SchedulerApp:
         settings = SchedulerSettings(
             leader_epoch=self._leader_epoch,
             lost_after_s=self._config.lost_after_s,
+            settled_at=self._settled_at,
             route=self._config.route,
             placement=PlacementSettings(self._config.colocate_below_tokens),
         )

@@ -48,6 +48,8 @@ class SchedulerSettings:
 
     leader_epoch: Epoch
     lost_after_s: float
+    settled_at: float
+    """Before this instant not every worker was heard: nobody there yet means 'loading'."""
     route: str
     """Applied where a request says 'auto'."""
     placement: PlacementSettings
@@ -113,7 +115,7 @@ class SchedulerMachine:
         depths = self.index.depths(ask.block_hashes, now)
         options = self._placer.options(ask, self.cluster, depths, now)
         if not options:
-            return self._no_option(ask)
+            return self._no_option(ask, now)
         return self._decide(ask, self._placer.choose(options), options, now)
 
     def _decide(
@@ -163,7 +165,9 @@ class SchedulerMachine:
         best = max(pools, key=lambda p: depths.get(p.report.worker, 0), default=None)
         return best.ref if best else None
 
-    def _no_option(self, ask: PlaceRequest) -> Refused:
+    def _no_option(self, ask: PlaceRequest, now: float) -> Refused:
+        if now < self._settings.settled_at:
+            return self._refuse(Code.LOADING, "workers are still being heard", 1.0)
         decodes = self.cluster.of_role("decode")
         if decodes and not [d for d in decodes if d.report.model_digest == ask.model_digest]:
             return self._refuse(Code.INCOMPATIBLE_WORKERS, "no worker serves this model", 5.0)

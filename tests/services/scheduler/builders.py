@@ -79,10 +79,11 @@ def ask(
     )
 
 
-def machine(route: str = "auto", leader_epoch: int = 1) -> SchedulerMachine:
+def machine(route: str = "auto", settled_at: float = 0.0) -> SchedulerMachine:
     settings = SchedulerSettings(
-        leader_epoch=Epoch(leader_epoch),
+        leader_epoch=Epoch(1),
         lost_after_s=3.0,
+        settled_at=settled_at,
         route=route,
         placement=PlacementSettings(colocate_below_tokens=16),
     )

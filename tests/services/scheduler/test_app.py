@@ -24,7 +24,9 @@ from shared.wire.workers import Registered, RegisterWorker, WorkerLost
 from tests.builders import running, scope_on, start, until
 from tests.services.scheduler.builders import ask, beat, names
 
-CONFIG = SchedulerConfig(worker_id="scheduler-0", lost_after_s=2.0, otlp_endpoint=None)
+CONFIG = SchedulerConfig(
+    worker_id="scheduler-0", heartbeat_s=0.1, lost_after_s=1.0, otlp_endpoint=None
+)
 
 
 async def lead(broker: MemoryBroker, tasks: asyncio.TaskGroup, folder: Path) -> SchedulerApp:

@@ -182,6 +182,14 @@ def test_draining_full_and_foreign_workers_get_nothing() -> None:
     assert isinstance(reply, Refused) and reply.code == "incompatible_workers"
 
 
+def test_nobody_yet_means_loading_until_everybody_could_be_heard() -> None:
+    core = machine(settled_at=1.5)
+    reply = answer(core, ask(), 1.0)
+    assert isinstance(reply, Refused) and (reply.code, reply.retry_after_s) == ("loading", 1.0)
+    reply = answer(core, ask(), 1.5)
+    assert isinstance(reply, Refused) and reply.code == "no_worker"
+
+
 def test_incompatible_layouts_are_never_paired() -> None:
     core = machine()
     core.handle(beat("prefill-0", layout="a"), 0.0)
