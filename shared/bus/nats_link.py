@@ -180,10 +180,11 @@ class NatsLink:
             try:
                 await self._connect()
                 await self._listener.renew()
-                await self._on_reconnected()
-                return
             except (BusError, StartupError) as error:
                 self._traffic.log.failure("bus.revival_failed", error)
+            else:
+                await self._on_reconnected()
+                return
             with suppress(NatsError, OSError):
                 await self.client.close()
             await asyncio.sleep(RECONNECT_S)

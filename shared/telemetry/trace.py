@@ -17,14 +17,8 @@ from typing import Final
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    SimpleSpanProcessor,
-    SpanExporter,
-    SpanExportResult,
-)
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, get_current_span
 from opentelemetry.trace import Span as ApiSpan
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -32,13 +26,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from shared.clock import Clock
 from shared.config import STANDARD_OTLP
 from shared.telemetry.metrics import Metrics
+from shared.telemetry.span_queue import SpanQueue
 
 Value = str | bool | int | float | Sequence[str]
 """What an attribute may be."""
 
-QUEUE_SPANS: Final = 8192
-BATCH_SPANS: Final = 512
-FLUSH_MS: Final = 250
 EXPORT_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 1.0
 
@@ -103,12 +95,12 @@ class Tracer:
             {"service.name": f"baton-{service}", "service.instance.id": worker}
         )
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._outbox: _Outbox | None = None
+        self._queue: SpanQueue | None = None
         if exporter is not None:
             self._provider.add_span_processor(SimpleSpanProcessor(exporter))
         elif endpoint is not None:
-            self._outbox = _Outbox(_exporter(endpoint), metrics or Metrics())
-            self._provider.add_span_processor(self._outbox)
+            self._queue = SpanQueue(_exporter(endpoint), metrics or Metrics())
+            self._provider.add_span_processor(self._queue)
         self._tracer = self._provider.get_tracer("baton")
 
     def start(
@@ -157,8 +149,8 @@ class Tracer:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await done.wait()
         except TimeoutError:
-            if self._outbox is not None:
-                self._outbox.abandon()
+            if self._queue is not None:
+                self._queue.abandon()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S / 4):
                     await done.wait()
@@ -210,69 +202,3 @@ def _exporter(endpoint: str) -> SpanExporter:
     if endpoint == STANDARD_OTLP:
         return OTLPSpanExporter()
     return OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
-
-
-class _Outbox(SpanProcessor):
-    """A bounded batch queue that counts what it loses, by reason."""
-
-    def __init__(self, exporter: SpanExporter, metrics: Metrics) -> None:
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self._dropped = metrics.counter(
-            "baton_spans_dropped_total", "Spans that were not delivered.", ("reason",)
-        )
-        self._exporter = exporter
-        self._batches = BatchSpanProcessor(
-            _Counted(exporter, self),
-            max_queue_size=2 * QUEUE_SPANS,
-            schedule_delay_millis=FLUSH_MS,
-            max_export_batch_size=BATCH_SPANS,
-        )
-
-    def on_end(self, span: ReadableSpan) -> None:
-        with self._lock:
-            full = self._waiting >= QUEUE_SPANS
-            self._waiting += not full
-        if full:
-            self._dropped.labels("queue_full").inc()
-        else:
-            self._batches.on_end(span)
-
-    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        return
-
-    def left(self, spans: int, delivered: bool) -> None:
-        """The export thread took `spans` out of the queue."""
-        with self._lock:
-            self._waiting -= spans
-        if not delivered:
-            self._dropped.labels("export_failed").inc(spans)
-
-    def abandon(self) -> None:
-        """Stop retrying: whatever is still queued fails at once."""
-        self._exporter.shutdown()
-
-    def shutdown(self) -> None:
-        self._batches.shutdown()  # type: ignore[no-untyped-call]
-
-    def force_flush(self, timeout_millis: int = 2000) -> bool:
-        return self._batches.force_flush(timeout_millis)
-
-
-class _Counted(SpanExporter):
-    """The real exporter, with its result told to the outbox."""
-
-    def __init__(self, exporter: SpanExporter, outbox: _Outbox) -> None:
-        self._exporter = exporter
-        self._outbox = outbox
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = SpanExportResult.FAILURE
-        try:
-            result = self._exporter.export(spans)
-        finally:
-            self._outbox.left(len(spans), result is SpanExportResult.SUCCESS)
-        return result
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()

@@ -16,6 +16,7 @@ from opentelemetry.trace import StatusCode
 from shared.clock import ManualClock, SystemClock
 from shared.config import STANDARD_OTLP
 from shared.errors import Code, RefusedError
+from shared.telemetry import span_queue
 from shared.telemetry import trace as module
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.trace import Tracer, trace_id
@@ -174,7 +175,7 @@ async def test_a_missing_collector_costs_nothing_but_counted_spans(
 async def test_a_hanging_collector_fills_the_queue_and_never_the_caller(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "QUEUE_SPANS", 600)
+    monkeypatch.setattr(span_queue, "QUEUE_SPANS", 600)
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.2)
     collector.hang.clear()
     metrics = Metrics()
