@@ -300,7 +300,14 @@ class Courier:
         return Headers(traceparent="" if span is None else span.traceparent)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._around.tasks.create_task(self._guarded(work), name=name)
+        """Start an exchange. While the process ends none can start any more; then deadlines and
+        the loss of our heartbeat end the work elsewhere."""
+        guarded = self._guarded(work)
+        try:
+            self._around.tasks.create_task(guarded, name=name)
+        except RuntimeError:
+            guarded.close()
+            work.close()
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -162,9 +162,9 @@ class _Connection(RequestHandler):
         self._disarm()
         super().connection_lost(exc)
 
-    def _received(self, piece: bytes) -> None:
+    def _received(self, data: bytes) -> None:
         before = self._request_count
-        super().data_received(piece)
+        super().data_received(data)
         if self._request_count != before:
             self._disarm()
         elif self._idle:

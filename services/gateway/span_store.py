@@ -23,6 +23,7 @@ QUEUE_SPANS: Final = 50_000
 BATCH_SPANS: Final = 1_000
 BATCH_S: Final = 0.25
 PRUNE_S: Final = 30.0
+_MAX_ROUNDS: Final = 100
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spans (
     trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT NOT NULL,
@@ -38,6 +39,8 @@ CREATE TABLE IF NOT EXISTS traces (
 CREATE INDEX IF NOT EXISTS traces_by_start ON traces (start_ns);
 CREATE INDEX IF NOT EXISTS traces_by_request ON traces (request);
 """
+_SHRINK: Final = "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
+"""As a script: `execute` would step the first one once and so free a single page."""
 _ADD_SPAN: Final = "INSERT OR REPLACE INTO spans VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _ADD_TRACE: Final = """
 INSERT INTO traces VALUES (?,?,?,?,?,?,?) ON CONFLICT (trace_id) DO UPDATE SET
@@ -172,15 +175,14 @@ class SpanStore:
     def _prune(self, database: sqlite3.Connection) -> None:
         """Old traces go first; then the oldest tenth, until the file is small enough."""
         self._drop(database, "stored_s < ?", (self._unix_s() - self._max_age_s,))
-        for _ in range(10):
+        for _ in range(_MAX_ROUNDS):
             if self.size_bytes() <= self._max_bytes:
                 return
             oldest = "SELECT trace_id FROM traces ORDER BY start_ns LIMIT " + (
                 "(SELECT max(1, count(*) / 10) FROM traces)"
             )
             self._drop(database, f"trace_id IN ({oldest})", ())
-            database.execute("PRAGMA incremental_vacuum")
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            database.executescript(_SHRINK)
 
     def _drop(
         self, database: sqlite3.Connection, condition: str, values: tuple[float, ...]

@@ -1,0 +1,376 @@
+"""An attempt that cannot go on: refusals, failures, silence, an outage of the bus."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.gateway.core import actions as act
+from services.gateway.core import events as ev
+from services.gateway.core.events import Role, Silence
+from shared.errors import Code
+from shared.ids import Attempt, RequestId
+from shared.wire.requests import (
+    Accepted,
+    DecodeJob,
+    Refused,
+    TokenEntry,
+)
+from tests.services.gateway.core.builders import (
+    DECODE,
+    DECODE_2,
+    PREFILL,
+    Core,
+    R,
+)
+
+NO_WORKER = Refused("no_worker", "nobody is ready", 1.0)
+
+
+def started() -> Core:
+    core = Core()
+    core.open()
+    core.run()
+    return core
+
+
+def places(core: Core) -> list[act.Place]:
+    return core.got(act.Place)
+
+
+# -- another attempt -----------------------------------------------------------------------
+
+
+def test_decode_dies_after_two_tokens_and_the_stream_goes_on() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(1, 6)
+    core.died(DECODE, "decode")
+    (place,) = places(core)
+    assert place.message.attempt == 2 and place.message.excluded == (DECODE,)
+    assert (place.message.prompt_tokens, place.message.max_tokens) == (22, 6)
+    assert core.got(act.ReportEnd)[0].message.failed == (DECODE,)
+    core.run(2, decode=DECODE_2)
+    job = core.all(act.SendJob)[-2].message
+    assert isinstance(job, DecodeJob)
+    assert job.tokens == (*range(20), 5, 6) and job.first_index == 2
+    assert job.sampling.max_tokens == 6
+    core.chunk(2, 77, attempt=1)
+    core.chunk(2, 7, ref=PREFILL, attempt=2)
+    core.chunk(3, 99, ref=DECODE_2, attempt=2, finish="stop")
+    assert core.tokens == [5, 6, 7, 99]
+
+
+def test_three_failed_attempts_are_enough() -> None:
+    core = Core()
+    core.open()
+    for attempt in (1, 2, 3):
+        core.run(attempt)
+        core.failed(DECODE, "internal", attempt)
+    (fail,) = core.got(act.Fail)
+    assert fail.code is Code.ATTEMPTS_EXHAUSTED and core.machine.open_requests == 0
+
+
+def test_prefill_lost_before_its_token_is_an_attempt() -> None:
+    core = started()
+    core.died(PREFILL, "prefill")
+    assert places(core)[0].message.excluded == (PREFILL,)
+
+
+def test_prefill_lost_after_its_token_waits_for_decode() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    assert core.died(PREFILL, "prefill") == []
+    core.chunk(1, 6)
+    core.wait(10)
+    assert places(core) == [] and core.tokens == [5, 6]
+
+
+def test_decode_that_cannot_go_on_without_prefill_is_replaced() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.died(PREFILL, "prefill")
+    core.wait(2)
+    assert places(core) == []
+    core.wait(2)
+    assert places(core)[0].message.attempt == 2
+
+
+def test_a_failed_read_blames_prefill() -> None:
+    core = started()
+    core.failed(DECODE, "transfer_failed")
+    assert places(core)[0].message.excluded == (PREFILL,)
+
+
+def test_a_hopeless_failure_is_not_repeated() -> None:
+    core = started()
+    core.failed(DECODE, "poison_request")
+    assert core.got(act.Fail)[0].code is Code.POISON_REQUEST
+
+
+def test_messages_of_other_incarnations_and_attempts_change_nothing() -> None:
+    core = started()
+    newer = DECODE_2
+    core.chunk(0, 5, ref=newer)
+    core.failed(newer, "internal")
+    core.failed(DECODE, "internal", attempt=7)
+    core.died(newer, "decode")
+    assert core.tokens == [] and core.all(act.EndAttempt) == []
+
+
+# -- refusals ------------------------------------------------------------------------------
+
+
+def test_a_refusing_decode_leaves_prefill_alone() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    refused = Refused("draining", "going", 1.0)
+    core.feed(ev.JobAnswered(R, Attempt(1), Role.DECODE, refused))
+    assert places(core)[0].message.excluded == (DECODE,)
+    assert core.all(act.Cancel) == []
+
+
+def test_full_decode_is_asked_again_and_then_refused_with_its_reason() -> None:
+    core = Core()
+    core.open()
+    refused = Refused("kv_pages_exhausted", "no pages", 3.0)
+    attempt = 1
+    while not core.all(act.Fail) and attempt < 100:
+        core.placed(attempt)
+        core.feed(ev.JobAnswered(R, Attempt(attempt), Role.DECODE, refused))
+        assert core.all(act.Place)[-1].message.excluded == ()
+        core.wait(1.0)
+        attempt += 1
+    (fail,) = core.all(act.Fail)
+    assert (fail.code, fail.retry_after_s) == (Code.KV_PAGES_EXHAUSTED, 3.0)
+    assert 4 <= attempt <= 12
+
+
+def test_a_refusing_prefill_releases_decode() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    core.accepted(Role.DECODE, DECODE)
+    refused = Refused("queue_full", "full", 1.0)
+    core.feed(ev.JobAnswered(R, Attempt(1), Role.PREFILL, refused))
+    assert [cancel.role for cancel in core.got(act.Cancel)] == [Role.DECODE]
+
+
+def test_a_fresh_request_without_worker_is_refused_at_once() -> None:
+    core = Core()
+    core.open()
+    core.feed(ev.Placed(R, Attempt(1), NO_WORKER))
+    (fail,) = core.got(act.Fail)
+    assert (fail.code, fail.retry_after_s) == (Code.NO_WORKER, 1.0)
+
+
+def test_a_broken_request_waits_for_a_worker_to_come_back() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.failed(DECODE, "internal")
+    assert places(core)[0].message.excluded == (DECODE,)
+    core.feed(ev.Placed(R, Attempt(2), NO_WORKER))
+    core.wait(0.2)
+    (place,) = places(core)
+    assert place.message.attempt == 2 and place.message.excluded == ()
+    for _ in range(40):
+        core.feed(ev.Placed(R, Attempt(2), NO_WORKER))
+        core.wait(1.0)
+    assert core.all(act.Fail)[0].code is Code.NO_WORKER
+
+
+def test_a_hopeless_refusal_is_told() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    refused = Refused("incompatible_workers", "layouts differ", None)
+    core.feed(ev.JobAnswered(R, Attempt(1), Role.DECODE, refused))
+    assert core.got(act.Fail)[0].code is Code.INCOMPATIBLE_WORKERS
+
+
+# -- silence -------------------------------------------------------------------------------
+
+
+def test_a_fresh_request_fails_fast_when_our_connection_is_down() -> None:
+    core = Core()
+    core.open()
+    core.feed(ev.PlaceUnanswered(R, Attempt(1), Silence.DISCONNECTED))
+    assert core.got(act.Fail)[0].code is Code.CONTROL_PLANE_DOWN
+
+
+def test_an_absent_scheduler_gets_five_seconds() -> None:
+    core = Core()
+    core.open()
+    asked = 1
+    while not core.all(act.Fail):
+        core.feed(ev.PlaceUnanswered(R, Attempt(1), Silence.NO_RESPONDER))
+        core.wait(0.5)
+        asked += len(places(core))
+    assert core.now == pytest.approx(105, abs=1) and asked > 3
+    assert core.all(act.Fail)[0].code is Code.CONTROL_PLANE_DOWN
+
+
+def test_a_returning_scheduler_without_workers_yet_is_asked_again() -> None:
+    core = Core()
+    core.open()
+    core.feed(ev.PlaceUnanswered(R, Attempt(1), Silence.NO_RESPONDER))
+    core.wait(0.2)
+    core.feed(ev.Placed(R, Attempt(1), NO_WORKER))
+    core.wait(1.0)
+    core.placed()
+    assert core.got(act.SendJob) and core.all(act.Fail) == []
+
+
+def test_a_job_without_responder_goes_elsewhere() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    core.feed(ev.JobUnanswered(R, Attempt(1), Role.DECODE, Silence.NO_RESPONDER))
+    assert places(core)[0].message.excluded == (DECODE,)
+
+
+def test_one_job_timeout_is_no_proof() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    core.feed(ev.JobUnanswered(R, Attempt(1), Role.DECODE, Silence.TIMEOUT))
+    core.wait(0)
+    assert core.got(act.SendJob) and core.all(act.EndAttempt) == []
+    core.feed(ev.JobUnanswered(R, Attempt(1), Role.DECODE, Silence.TIMEOUT))
+    assert core.got(act.EndAttempt)
+
+
+def test_another_incarnation_that_accepts_is_not_the_one_that_was_placed() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    answer = Accepted(DECODE.worker, DECODE_2.epoch)
+    core.feed(ev.JobAnswered(R, Attempt(1), Role.DECODE, answer))
+    assert core.got(act.Cancel)[0].worker == DECODE.worker
+
+
+def test_a_placement_of_an_older_leader_is_fenced() -> None:
+    core = Core()
+    core.open()
+    core.placed(leader_epoch=5)
+    core.open(RequestId("r2"))
+    core.placed(request=RequestId("r2"), leader_epoch=4)
+    assert core.got(act.SendJob) == []
+    core.wait(0.5)
+    core.placed(request=RequestId("r2"), leader_epoch=5)
+    assert core.got(act.SendJob)
+
+
+def test_a_stalled_stream_asks_and_takes_what_it_missed() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(1, 6)
+    core.wait(0.5)
+    assert core.got(act.AskResend) == []
+    core.wait(0.6)
+    (ask,) = core.got(act.AskResend)
+    assert (ask.role, ask.message.index) == (Role.DECODE, 2)
+    core.resent(Role.DECODE, TokenEntry(R, Attempt(1), 2, (7, 8), None))
+    assert core.tokens == [5, 6, 7, 8]
+
+
+def test_before_the_first_token_both_holders_are_asked() -> None:
+    core = started()
+    core.wait(1.1)
+    assert {ask.role for ask in core.got(act.AskResend)} == {Role.PREFILL, Role.DECODE}
+    core.resent(Role.PREFILL, TokenEntry(R, Attempt(1), 0, (), None))
+    core.resent(Role.DECODE, TokenEntry(R, Attempt(1), 0, (), None))
+    core.wait(0.5)
+    assert core.got(act.AskResend) == []
+    core.wait(0.6)
+    assert len(core.got(act.AskResend)) == 2
+
+
+def test_a_gap_is_asked_for_sooner() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(2, 7)
+    core.wait(1.1)
+    core.resent(Role.DECODE, TokenEntry(R, Attempt(1), 1, (6,), None))
+    assert core.tokens == [5, 6, 7]
+
+
+def test_a_decode_that_knows_nothing_ends_the_attempt() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(1, 6)
+    core.wait(1.1)
+    core.resent(Role.DECODE, Refused("unknown_request", "", None))
+    assert core.all(act.EndAttempt) and core.all(act.StartAttempt)[-1].attempt == 2
+
+
+def test_a_prefill_that_knows_nothing_leaves_decode_a_while() -> None:
+    core = started()
+    core.wait(1.1)
+    core.resent(Role.PREFILL, Refused("unknown_request", "", None))
+    core.resent(Role.DECODE, TokenEntry(R, Attempt(1), 0, (5,), None))
+    assert core.tokens == [5]
+    core.wait(0.5)
+    assert core.all(act.EndAttempt) == []
+
+
+def test_two_timeouts_in_a_row_prove_a_death_and_an_answer_resets_them() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(1, 6)
+    core.wait(1.1)
+    core.unsent(Role.DECODE, Silence.TIMEOUT)
+    core.wait(0.1)
+    core.resent(Role.DECODE, TokenEntry(R, Attempt(1), 2, (), None))
+    core.wait(1.1)
+    core.unsent(Role.DECODE, Silence.TIMEOUT)
+    assert core.all(act.EndAttempt) == []
+    core.wait(0.1)
+    core.unsent(Role.DECODE, Silence.TIMEOUT)
+    assert core.got(act.EndAttempt)
+
+
+def test_an_outage_of_the_bus_fails_nobody() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(1, 6)
+    for _ in range(10):
+        core.wait(1.1)
+        for ask in core.got(act.AskResend):
+            core.unsent(ask.role, Silence.DISCONNECTED)
+    core.feed(ev.BusReturned())
+    assert [ask.role for ask in core.got(act.AskResend)] == [Role.DECODE]
+    core.unsent(Role.DECODE, Silence.NO_RESPONDER)
+    core.died(DECODE, "decode")
+    assert core.all(act.EndAttempt) == []
+    core.wait(0.5)
+    assert core.got(act.AskResend)
+    core.resent(Role.DECODE, TokenEntry(R, Attempt(1), 2, (7,), None))
+    assert core.tokens == [5, 6, 7]
+    core.wait(10)
+    core.died(DECODE, "decode")
+    assert core.got(act.EndAttempt)
+
+
+def test_a_job_caught_by_an_outage_is_sent_again() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    core.feed(ev.JobUnanswered(R, Attempt(1), Role.DECODE, Silence.DISCONNECTED))
+    core.wait(0.3)
+    assert len(core.got(act.SendJob)) == 1
+    core.feed(ev.JobUnanswered(R, Attempt(1), Role.DECODE, Silence.DISCONNECTED))
+    core.feed(ev.BusReturned())
+    assert len(core.got(act.SendJob)) == 1
+
+
+def test_a_resumed_request_waits_out_an_outage_before_its_placement() -> None:
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.failed(DECODE, "internal")
+    for _ in range(30):
+        core.feed(ev.PlaceUnanswered(R, Attempt(2), Silence.DISCONNECTED))
+        core.wait(1)
+    assert core.all(act.Fail) == []
+    core.feed(ev.BusReturned())
+    assert core.all(act.Place)[-1].message.attempt == 2
