@@ -125,7 +125,12 @@ class DecodeApp:
         engine, truth = executor.engine, Truth(cost)
         self._plane.register(engine.memory, NoReads())
         await self._plane.start()
-        traits = Traits(engine.model_digest, engine.layout_digest, self._plane.address)
+        traits = Traits(
+            engine.model_digest,
+            engine.layout_digest,
+            self._plane.address,
+            engine.memory.page_bytes,
+        )
         membership = Membership(scope, traits, truth)
         await membership.join()
         machine = DecodeMachine(

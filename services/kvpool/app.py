@@ -83,7 +83,9 @@ class KvPoolApp:
         self, scope: Scope, arena: HostArena, layout: PageLayout, model_digest: str
     ) -> None:
         cache = PageCache(arena.pages, layout.block_tokens)
-        traits = Traits(model_digest, layout.digest, self._plane.address, tier="host")
+        traits = Traits(
+            model_digest, layout.digest, self._plane.address, layout.page_bytes, tier="host"
+        )
         membership = Membership(scope, traits, PoolReport(cache))
         puller = Puller(self._plane, arena, scope.tracer, membership.peer_lost)
         try:

@@ -122,7 +122,12 @@ class PrefillApp:
         engine, guard, truth = executor.engine, Guard(scope.clock), Truth(cost)
         self._plane.register(engine.memory, guard)
         await self._plane.start()
-        traits = Traits(engine.model_digest, engine.layout_digest, self._plane.address)
+        traits = Traits(
+            engine.model_digest,
+            engine.layout_digest,
+            self._plane.address,
+            engine.memory.page_bytes,
+        )
         membership = Membership(scope, traits, truth)
         await membership.join()
         machine = Machine(

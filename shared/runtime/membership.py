@@ -44,6 +44,7 @@ class Traits:
     model_digest: str = ""
     layout_digest: str = ""
     plane_address: str = ""
+    page_bytes: int = 0
     tier: str = "device"
     """Where its blocks are: 'device' or 'host'."""
 
@@ -206,6 +207,7 @@ class Membership:
             cost=self._report.cost(),
             blocks=self._journal.count(),
             peers_lost=peers_lost,
+            page_bytes=traits.page_bytes,
         )
 
     async def _publish(self, subject: str, message: Message, kind: str) -> None:

@@ -35,6 +35,8 @@ class _Stream:
     parts: list[tuple[BlockHash, ...]] | None = None
     """Snapshot parts received so far; None: no snapshot under way."""
     parts_sequence: int = 0
+    announced: int = 0
+    """Highest event number that a heartbeat named."""
 
 
 class PrefixIndex:
@@ -111,11 +113,13 @@ class PrefixIndex:
         return bool(stream.held) and stream.parts is None and self._begin_snapshot(stream)
 
     def reconcile(self, worker: WorkerId, epoch: Epoch, count: BlockCount) -> bool:
-        """Compare with a heartbeat's (sequence, blocks, digest); True: a snapshot is needed."""
+        """Compare with a heartbeat's (sequence, blocks, digest); True: a snapshot is needed. A
+        beat may overtake the events it counts, so those are missed only at the beat after."""
         stream = self._streams.get(worker)
         if stream is None or stream.epoch != epoch or stream.parts is not None:
             return False
-        behind = count.sequence > stream.sequence
+        behind = stream.announced > stream.sequence
+        stream.announced = count.sequence
         differs = count.sequence == stream.sequence and (
             count.blocks != len(stream.blocks) or count.digest != f"{stream.digest:032x}"
         )
