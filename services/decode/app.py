@@ -11,11 +11,11 @@ from services.decode.core import report
 from services.decode.core.machine import DecodeMachine
 from services.decode.core.rules import DecodeRules
 from services.decode.kv_inbox import KvInbox
-from services.decode.metrics import PlaneMetrics
 from services.decode.shell import Shell
 from shared.checkpoint.checkpoint import Checkpoint
 from shared.checkpoint.geometry import page_layout
 from shared.checkpoint.opening import open_checkpoint
+from shared.dataplane.metering import PlaneMetrics
 from shared.dataplane.plane import Plane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from shared.engine.batch import Engine

@@ -10,7 +10,6 @@ from services.decode.core.actions import RunStep, Traced
 from services.decode.core.machine import DecodeMachine
 from services.decode.core.report import load
 from services.decode.core.sequences import Stage
-from shared.dataplane.observer import Cause
 from shared.telemetry.metrics import Metrics
 from shared.wire.workers import CostModel
 
@@ -18,13 +17,6 @@ ROLE: Final = "decode"
 _TOKEN_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _STATES: Final = ("free", "referenced", "cached", "leased", "quarantined")
 _WAITS: Final = {Stage.RESERVED: "prefill", Stage.PULLING: "transfer", Stage.PARKED: "pages"}
-_LINK_CLASSES: Final = {
-    "cuda_ipc": "zero_copy",
-    "rdma": "zero_copy",
-    "shm": "zero_copy",
-    "memory": "zero_copy",
-    "tcp": "fallback",
-}
 
 
 class DecodeMetrics:
@@ -133,43 +125,3 @@ def _counters(metrics: Metrics) -> dict[str, Callable[[float], None]]:
         "commits": commits.inc,
         **{name: jobs.labels(outcome).inc for name, outcome in outcomes.items()},
     }
-
-
-class PlaneMetrics:
-    """Implements PlaneObserver."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._seconds = metrics.histogram(
-            "baton_transfer_seconds", "One read of pages.", ("transport",)
-        )
-        self._bytes = metrics.counter(
-            "baton_transfer_bytes_total", "Bytes read.", ("transport", "form")
-        )
-        self._failures = metrics.counter(
-            "baton_transfer_failures_total", "Reads that did not deliver.", ("cause",)
-        )
-        self._refused = metrics.counter(
-            "baton_transfer_refused_total", "Reads of peers that were turned away.", ("cause",)
-        )
-        self._links = metrics.gauge(
-            "baton_links", "Open links by what they use.", ("transport", "class")
-        )
-
-    def link_opened(self, transport: str) -> None:
-        self._links.labels(transport, _LINK_CLASSES.get(transport, "staged")).inc()
-
-    def link_closed(self, transport: str) -> None:
-        self._links.labels(transport, _LINK_CLASSES.get(transport, "staged")).dec()
-
-    def pulled(self, transport: str, size_bytes: int, seconds: float) -> None:
-        self._seconds.labels(transport).observe(seconds)
-        self._bytes.labels(transport, "raw").inc(size_bytes)
-
-    def served(self, transport: str, size_bytes: int, seconds: float) -> None:
-        """Nobody reads from a decode worker."""
-
-    def failed(self, cause: Cause) -> None:
-        self._failures.labels(cause.value).inc()
-
-    def turned_away(self, cause: Cause) -> None:
-        self._refused.labels(cause.value).inc()

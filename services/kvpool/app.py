@@ -9,7 +9,7 @@ from services.kvpool.arena import HostArena
 from services.kvpool.config import KvPoolConfig
 from services.kvpool.core.machine import PoolMachine
 from services.kvpool.core.state import PoolLimits
-from services.kvpool.metrics import PlaneMetrics, PoolMetrics
+from services.kvpool.metrics import PoolMetrics, PoolTransfers
 from services.kvpool.pulls import Puller
 from services.kvpool.shell import Shell
 from shared.checkpoint import open_checkpoint
@@ -39,7 +39,7 @@ class KvPoolApp:
         self._plane: Plane = plane or UcxPlane(
             UcxSettings(host=config.host, transport=config.transport),
             scope.clock,
-            PlaneMetrics(scope.metrics),
+            PoolTransfers(scope.metrics),
         )
 
     async def run(self, scope: Scope) -> None:

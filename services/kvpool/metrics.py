@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from services.kvpool.core.machine import PoolMachine
-from shared.dataplane.observer import Cause
+from shared.dataplane.metering import PlaneMetrics
 from shared.telemetry.metrics import Metrics
 
 _TIER: Final = "host"
 _STATES: Final = ("free", "referenced", "cached", "leased", "quarantined")
-_LINK_CLASSES: Final = {"shm": "zero_copy", "memory": "zero_copy", "tcp": "fallback"}
 
 
 class PoolMetrics:
@@ -68,49 +67,22 @@ class PoolMetrics:
         }
 
 
-class PlaneMetrics:
-    """Implements PlaneObserver."""
+class PoolTransfers(PlaneMetrics):
+    """Besides, how long the host tier takes to write (pull from an owner) and to read."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._seconds = metrics.histogram(
-            "baton_transfer_seconds", "One read of pages.", ("transport",)
-        )
+        super().__init__(metrics)
         self._written = metrics.histogram(
             "baton_pool_write_seconds", "One pull from an owner.", ("tier",)
         ).labels(_TIER)
         self._read = metrics.histogram(
             "baton_pool_read_seconds", "One read by a worker.", ("tier",)
         ).labels(_TIER)
-        self._bytes = metrics.counter(
-            "baton_transfer_bytes_total", "Bytes read or served.", ("transport", "form")
-        )
-        self._failures = metrics.counter(
-            "baton_transfer_failures_total", "Reads that did not deliver.", ("cause",)
-        )
-        self._refused = metrics.counter(
-            "baton_transfer_refused_total", "Reads of peers that were turned away.", ("cause",)
-        )
-        self._links = metrics.gauge(
-            "baton_links", "Open links by what they use.", ("transport", "class")
-        )
-
-    def link_opened(self, transport: str) -> None:
-        self._links.labels(transport, _LINK_CLASSES.get(transport, "staged")).inc()
-
-    def link_closed(self, transport: str) -> None:
-        self._links.labels(transport, _LINK_CLASSES.get(transport, "staged")).dec()
 
     def pulled(self, transport: str, size_bytes: int, seconds: float) -> None:
-        self._seconds.labels(transport).observe(seconds)
+        super().pulled(transport, size_bytes, seconds)
         self._written.observe(seconds)
-        self._bytes.labels(transport, "raw").inc(size_bytes)
 
     def served(self, transport: str, size_bytes: int, seconds: float) -> None:
+        super().served(transport, size_bytes, seconds)
         self._read.observe(seconds)
-        self._bytes.labels(transport, "raw").inc(size_bytes)
-
-    def failed(self, cause: Cause) -> None:
-        self._failures.labels(cause.value).inc()
-
-    def turned_away(self, cause: Cause) -> None:
-        self._refused.labels(cause.value).inc()

@@ -9,11 +9,11 @@ from services.prefill.config import PrefillConfig
 from services.prefill.core.machine import Machine
 from services.prefill.core.state import Limits
 from services.prefill.kv_flow import FlowLimits, Guard
-from services.prefill.metrics import PlaneMetrics
 from services.prefill.shell import Shell
 from shared.checkpoint.checkpoint import Checkpoint
 from shared.checkpoint.geometry import page_layout
 from shared.checkpoint.opening import open_checkpoint
+from shared.dataplane.metering import PlaneMetrics
 from shared.dataplane.plane import Plane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from shared.engine.batch import Engine
