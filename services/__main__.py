@@ -13,21 +13,17 @@ import asyncio
 import json
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from services.fetch import BUILT_IN, CACHE, fetch, resolve
 from services.local import LocalCluster, LocalSettings
-from services.secrets_folder import write_secrets
 from services.topology import Topology, read_topology
 from shared.errors import StartupError
 
 TOPOLOGY: Final = "ops/topology.toml"
 _EXIT_STARTUP: Final = 2
-_PROBE_S: Final = 3.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _with_command(argv: Sequence[str]) -> list[str]:
     """`serve` is understood when no command stands first."""
-    known = ("serve", "fetch", "probe", "secrets", "-h", "--help")
+    known = ("serve", "fetch", "-h", "--help")
     return list(argv) if argv and argv[0] in known else ["serve", *argv]
 
 
@@ -66,12 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     fetching = commands.add_parser("fetch", help="bring and verify the small real model")
     fetching.add_argument("--cache", default=str(CACHE), help=f"folder ({CACHE})")
     fetching.set_defaults(call=lambda options: _fetch(Path(options.cache)))
-    probing = commands.add_parser("probe", help="ask a process whether it is ready")
-    probing.add_argument("url", help="e.g. http://127.0.0.1:8010/readyz")
-    probing.set_defaults(call=lambda options: _probe(options.url))
-    secrets = commands.add_parser("secrets", help="write NATS configuration and credentials")
-    secrets.add_argument("folder", help="one sub-folder per role is made here")
-    secrets.set_defaults(call=lambda options: write_secrets(Path(options.folder)))
     return top
 
 
@@ -148,17 +138,6 @@ async def _tell_usage(cluster: LocalCluster) -> None:
 def _fetch(cache: Path) -> int:
     _say(f"the model is at {fetch(cache, _say)}")
     return 0
-
-
-def _probe(url: str) -> int:
-    """Plain standard library: it runs in a container's health check every few seconds."""
-    if not url.startswith("http://"):
-        raise StartupError("probe needs an http:// address")
-    try:
-        with urllib.request.urlopen(url, timeout=_PROBE_S) as answer:
-            return 0 if answer.status == 200 else 1
-    except (urllib.error.URLError, OSError):
-        return 1
 
 
 def _say(line: str) -> None:

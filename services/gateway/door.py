@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from services.gateway.body import label, read_body
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.refusals import Refusal, refusal_of
+from services.gateway.refusals import SERVER, Refusal, refusal_of
 from services.gateway.request_ids import new_request_id
 from services.gateway.routes import Exchange, Table
 from shared.clock import Clock
@@ -76,6 +76,7 @@ class Door:
         started_s = self._clock.now()
         request_id = new_request_id(self._clock)
         headers = {
+            "Server": SERVER,
             "x-baton-request-id": request_id,
             "x-request-id": label(request.headers.get("X-Request-Id")) or request_id,
         }

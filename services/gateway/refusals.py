@@ -51,6 +51,7 @@ _TYPE: Final = {
     503: "unavailable_error",
     504: "timeout_error",
 }
+SERVER: Final = "baton"
 _FINAL: Final = frozenset({Code.INTEGRITY_FAILED, Code.POISON_REQUEST})
 
 
@@ -87,7 +88,7 @@ class Refusal:
         return min(30.0, max(1.0, self.retry_after_s or 1.0))
 
     def headers(self) -> dict[str, str]:
-        headers = {"x-baton-reason": self.code.value}
+        headers = {"Server": SERVER, "x-baton-reason": self.code.value}
         retry = self.status >= 500 and self.code not in _FINAL
         headers["x-should-retry"] = "true" if retry else "false"
         if self._retry_s is not None:

@@ -18,6 +18,7 @@ ENVIRONMENT = (
     "shared/dataplane/ucx_library.py",
     "services/local.py",
     "services/member.py",
+    "services/probe.py",
     "kernels/",
 )
 """Who may read variables: the settings reader, its caller, the supervisor that passes them on, and

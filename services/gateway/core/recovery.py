@@ -111,11 +111,12 @@ def refuse_attempt(
 def refuse_placement(
     request: Request, refused: Refused, policy: Policy, now: float
 ) -> list[Action]:
-    """The scheduler said no. A fresh request hears it at once; a broken one waits a while,
-    since a worker or the scheduler itself may just be coming back."""
+    """The scheduler said no. A fresh request hears it at once, unless the scheduler is still
+    finding its workers; a broken one waits a while, since a worker may just be coming back."""
     code = code_of(refused.code)
+    settled = code is not Code.LOADING
     fresh = request.patience_until_s is None and request.attempt == 1
-    if fresh or code in _HOPELESS or out_of_patience(request, now):
+    if (fresh and settled) or code in _HOPELESS or out_of_patience(request, now):
         actions = end_attempt(request, code.value, code.value, (), now)
         return [*actions, _fail(request, code, refused.message, refused.retry_after_s)]
     be_patient(request, policy, now)

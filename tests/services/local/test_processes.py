@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from services.bus_server import write_secrets
 from services.child import Child
 from services.run_folder import RunFolder
-from services.secrets_folder import write_secrets
 from shared.bus.credentials import read_credentials
 from shared.errors import StartupError
 from shared.wire.subjects import GRANTS
@@ -44,16 +44,16 @@ async def test_stop_is_gentle_first(tmp_path: Path) -> None:
 
 async def test_stop_kills_the_deaf(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
+    os.mkfifo(ready)
     script = f"""
 import pathlib, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-pathlib.Path({str(ready)!r}).touch()
+pathlib.Path({str(ready)!r}).write_bytes(b'')
 time.sleep(60)
 """
     deaf = child(tmp_path, script)
     await deaf.start()
-    while not ready.exists():
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(ready.read_bytes)
     assert not await deaf.stop(0.1)
     assert deaf.exit_code == -signal.SIGKILL
 
@@ -100,11 +100,13 @@ def test_where_a_process_listens(tmp_path: Path) -> None:
 
 
 def test_secrets_are_one_private_folder_per_role_and_kept(tmp_path: Path) -> None:
-    assert write_secrets(tmp_path) == 0
+    config = write_secrets(tmp_path)
     before = {role: read_credentials(str(tmp_path / role / "nats.json")) for role in GRANTS}
     assert len({login.password for login in before.values()}) == len(GRANTS)
     for path in tmp_path.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
-    assert write_secrets(tmp_path) == 0
+    text = config.read_text("utf-8")
+    assert write_secrets(tmp_path) == config
+    assert config.read_text("utf-8") == text
     after = {role: read_credentials(str(tmp_path / role / "nats.json")) for role in GRANTS}
     assert after == before
