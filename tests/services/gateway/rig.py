@@ -6,12 +6,13 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.gateway.app import GatewayApp
 from services.gateway.config import GatewayConfig
@@ -21,6 +22,7 @@ from shared.bus.memory import MemoryBus
 from shared.bus.memory_broker import MemoryBroker
 from shared.errors import BusUnavailable
 from shared.ids import Attempt, Epoch, RequestId, WorkerId
+from shared.telemetry.trace import Tracer
 from shared.wire import subjects
 from shared.wire.codec import Message
 from shared.wire.requests import (
@@ -260,6 +262,7 @@ class Rig:
     cluster: Cluster
     broker: MemoryBroker
     http: aiohttp.ClientSession
+    spans: InMemorySpanExporter
 
     @property
     def script(self) -> Script:
@@ -341,8 +344,11 @@ async def rig(tmp_path: Path, **settings: Any) -> AsyncIterator[Rig]:
         cluster = Cluster(broker, tasks)
         await cluster.start()
         scope = scope_on(broker, tasks, "gateway", config, tmp_path)
+        spans = InMemorySpanExporter()
+        tracer = Tracer("gateway", "gateway-0", scope.clock, None, exporter=spans)
+        scope = replace(scope, tracer=tracer)
         app = GatewayApp(scope, config)
         await start(app, scope)
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession(connector=connector) as http:
-            yield Rig(app, cluster, broker, http)
+            yield Rig(app, cluster, broker, http, spans)

@@ -164,6 +164,15 @@ def test_a_fresh_request_without_worker_is_refused_at_once() -> None:
     assert (fail.code, fail.retry_after_s) == (Code.NO_WORKER, 1.0)
 
 
+def test_a_scheduler_that_has_just_begun_is_asked_again() -> None:
+    core = Core()
+    core.open()
+    core.feed(ev.Placed(R, Attempt(1), Refused("loading", "workers are being heard", 1.0)))
+    core.wait(0.2)
+    core.placed()
+    assert core.got(act.SendJob) and core.all(act.Fail) == []
+
+
 def test_a_broken_request_waits_for_a_worker_to_come_back() -> None:
     core = started()
     core.chunk(0, 5, ref=PREFILL)
