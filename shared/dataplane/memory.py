@@ -33,11 +33,18 @@ class Flight:
     """A granted read: the pages still to land, and whether they still may."""
 
     def __init__(
-        self, reader: MemoryPlane, owner: MemoryPlane, read: int, pages: Sequence[PageRead]
+        self,
+        reader: MemoryPlane,
+        owner: MemoryPlane,
+        read: int,
+        pages: Sequence[PageRead],
+        released: asyncio.Event,
     ) -> None:
         self.reader = reader
         self.owner = owner
         self.pages = list(pages)
+        """Still to land."""
+        self.released = released
         self._read: int | None = read
 
     @property
@@ -65,7 +72,8 @@ class MemoryFabric:
         """Awaited before each page lands, when set."""
         self._planes: dict[str, MemoryPlane] = {}
         self._stray: list[Flight] = []
-        self._released = asyncio.Event()
+        self.released = asyncio.Event()
+        """Set at the next `release`, which puts a new one here."""
 
     def plane(
         self, name: str, clock: Clock | None = None, observer: PlaneObserver | None = None
@@ -79,8 +87,8 @@ class MemoryFabric:
 
     def release(self) -> None:
         """What is late goes on now; what was left unsettled lands now."""
-        self._released.set()
-        self._released = asyncio.Event()
+        self.released.set()
+        self.released = asyncio.Event()
         stray, self._stray = self._stray, []
         for flight in stray:
             for page in flight.pages:
@@ -140,7 +148,7 @@ class MemoryFabric:
             if index == stop and mishap is Mishap.LOST:
                 raise TransferError("the link broke", Code.WORKER_LOST)
             if index == stop and mishap is not Mishap.NONE:
-                await self._released.wait()
+                await flight.released.wait()
             await asyncio.sleep(0) if self.gate is None else await self.gate(
                 Landing(flight.reader.name, flight.owner.name, page)
             )
@@ -248,7 +256,7 @@ class MemoryPlane:
         read = owner.guard.open_read(ticket, named)
         if read is None:
             raise TransferError("the owner refused", Code.STALE)
-        return Flight(self, owner, read, pages), mishap
+        return Flight(self, owner, read, pages, self._fabric.released), mishap
 
     async def _finish(self, flight: Flight, mishap: Mishap, timeout_s: float) -> None:
         task = asyncio.get_running_loop().create_task(

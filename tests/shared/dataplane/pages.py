@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,3 +100,12 @@ def reads(pairs: Sequence[tuple[int, int]]) -> list[PageRead]:
     return [
         PageRead(PageId(source), Generation(source + 1), PageId(target)) for source, target in pairs
     ]
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Let the loop turn until `condition` holds."""
+    async with asyncio.timeout(within_s):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0)
