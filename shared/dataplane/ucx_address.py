@@ -1,7 +1,7 @@
 """What a plane address says: where the owner listens, and on which host it lives.
 
-`ucx://127.0.0.1:41234/5f0c…` : the last part names the shared-memory domain (one boot, one IPC
-and PID namespace, one user), or is '-' where the owner offers TCP only.
+`ucx://127.0.0.1:41234/5f0c…` : the last part names the shared-memory domain (one boot, one IPC,
+PID and network namespace, one user), or is '-' where the owner offers TCP only.
 """
 
 from __future__ import annotations
@@ -48,5 +48,6 @@ def memory_domain() -> str:
     """Equal in two processes that can share memory with each other."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         parts = [file.read().strip(), str(os.geteuid())]
-    parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "pid")]
+    # UCX wakes a peer through an abstract socket, which lives in the network namespace.
+    parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "pid", "net")]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
