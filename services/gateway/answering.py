@@ -44,6 +44,7 @@ class Answering:
         self._ignored = ignored
         self._clock = clock
         self.stream: EventStream | None = None
+        self._began = False
 
     async def whole(self) -> web.StreamResponse:
         """The complete answer as one body. Raises Unanswered."""
@@ -55,7 +56,8 @@ class Answering:
         if session.refusal is not None:
             raise Unanswered(session.refusal)
         parts.append(session.take())
-        body = self._answer.whole("".join(parts), session.finish or "stop", self._usage())
+        reason, ids = session.finish or "stop", session.take_ids()
+        body = self._answer.whole("".join(parts), reason, self._usage(), ids)
         return web.Response(
             body=orjson.dumps(body), content_type="application/json", headers=self._headers()
         )
@@ -94,16 +96,16 @@ class Answering:
                 events.append(role)
                 role = None
             if text:
-                events.append(answer.delta(text))
+                events.append(answer.delta(text, session.take_ids()))
             if finish is not None:
-                events.append(answer.finished(finish))
+                events.append(answer.finished(finish, session.take_ids()))
                 if answer.include_usage:
                     events.append(answer.usage(self._usage()))
-                await stream.send(*events)
+                await stream.send(*self._opened(events))
                 await stream.done()
                 return
             if events:
-                await stream.send(*events)
+                await stream.send(*self._opened(events))
             if refusal is not None:
                 await stream.broken(refusal.body(session.id))
                 return
@@ -111,6 +113,13 @@ class Answering:
                 raise ClientTooSlow
             if not await session.changed(KEEPALIVE_S):
                 await stream.comment()
+
+    def _opened(self, events: list[dict[str, object]]) -> list[dict[str, object]]:
+        """The first event of the stream also carries the prompt's ids, where asked for."""
+        if not self._began:
+            self._began = True
+            events[0] = self._answer.with_prompt_ids(events[0])
+        return events
 
     def _usage(self) -> Usage:
         session = self._session

@@ -157,7 +157,12 @@ class GatewayApp:
             dtype=config.dtype,
             block_tokens=config.block_tokens,
         )
-        policy = Policy(identity=identity, attempts=config.attempts, stall_s=config.stall_s)
+        policy = Policy(
+            identity=identity,
+            attempts=config.attempts,
+            stall_s=config.stall_s,
+            queue_patience_s=config.queue_s,
+        )
         gateway = WorkerId(config.worker_id)
         limits = Limits(config.queue_limit, config.queue_tokens_limit)
         self._machine = GatewayMachine(gateway, policy, limits)

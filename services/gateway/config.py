@@ -36,6 +36,7 @@ class GatewayConfig(ProcessSettings):
     )
     queue_limit: int = setting(1_024, "open requests")
     queue_tokens_limit: int = setting(2_000_000, "prompt tokens waiting for their first token")
+    queue_s: float = setting(60.0, "seconds that a request may wait for free pages")
     attempts: int = setting(3, "attempts at a request that may fail")
     deadline_s: float = setting(600.0, "seconds that a request may take in all")
     stall_s: float = setting(1.0, "seconds without a token after which workers are asked")
@@ -52,7 +53,14 @@ class GatewayConfig(ProcessSettings):
         for name in ("port", "admin_port", "traces_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise StartupError(f"{name} must be 0..65535")
-        for name in ("queue_limit", "queue_tokens_limit", "attempts", "stall_s", "body_bytes"):
+        for name in (
+            "queue_limit",
+            "queue_tokens_limit",
+            "queue_s",
+            "attempts",
+            "stall_s",
+            "body_bytes",
+        ):
             if getattr(self, name) <= 0:
                 raise StartupError(f"{name} must be above 0")
         if not 0 < self.deadline_s <= MAX_DEADLINE_S:

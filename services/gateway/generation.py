@@ -217,7 +217,14 @@ class Endpoints:
         detokeniser = self._served.text.detokeniser()
         session = Session(exchange.id, detokeniser, generation.stop, self._clock, root)
         deadline_s = exchange.started_s + wishes.deadline_s
-        opened = Opened(exchange.id, prepared.prompt, sampling, wishes.route, deadline_s)
+        opened = Opened(
+            request=exchange.id,
+            prompt=prepared.prompt,
+            sampling=sampling,
+            route=wishes.route,
+            deadline_s=deadline_s,
+            no_queue=wishes.no_queue,
+        )
         with self._tracer.start("gateway.admit", root.traceparent):
             self._courier.open(session, opened)
         return session
@@ -231,6 +238,7 @@ class Endpoints:
             created=now_ns // 1_000_000_000,
             chat=prepared.chat,
             include_usage=prepared.generation.include_usage,
+            prompt_ids=prepared.prompt if prepared.generation.return_token_ids else None,
         )
 
 

@@ -23,6 +23,7 @@ class Wishes:
     deadline_s: float
     route: str
     strict: bool
+    no_queue: bool
     traceparent: str
 
 
@@ -38,8 +39,13 @@ def read_wishes(fields: Mapping[str, str], deadline_s: float, route: str) -> Wis
     if wanted_route not in ROUTES:
         message = f"'x-baton-route' must be one of {', '.join(ROUTES)}"
         raise ClientError(message, param="x-baton-route")
-    strict = fields.get("x-baton-strict") == "1"
-    return Wishes(deadline_s, wanted_route, strict, fields.get("traceparent", ""))
+    return Wishes(
+        deadline_s=deadline_s,
+        route=wanted_route,
+        strict=fields.get("x-baton-strict") == "1",
+        no_queue=fields.get("x-baton-no-queue") == "1",
+        traceparent=fields.get("traceparent", ""),
+    )
 
 
 def answer_headers(

@@ -40,6 +40,7 @@ class Generation:
     stream: bool
     include_usage: bool
     ignore_eos: bool
+    return_token_ids: bool
     ignored: tuple[str, ...]
 
 
@@ -85,6 +86,7 @@ def _generation(body: Body, ignored: tuple[str, ...], max_tokens: int | None) ->
         stream=stream,
         include_usage=fields.stream_options(body, stream),
         ignore_eos=fields.boolean(body, "ignore_eos"),
+        return_token_ids=fields.boolean(body, "return_token_ids"),
         ignored=ignored,
     )
 

@@ -27,6 +27,7 @@ HONOURED: Final = frozenset(
         "stream",
         "stream_options",
         "ignore_eos",
+        "return_token_ids",
     }
 )
 CHAT: Final = HONOURED | {"messages", "max_completion_tokens"}
@@ -74,7 +75,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "add_special_tokens": (True,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1,),

@@ -50,6 +50,7 @@ class Session:
         self._detokeniser = detokeniser
         self._stops = StopMatcher(stops)
         self._waiting: list[str] = []
+        self._waiting_ids: list[int] = []
         self._waiting_chars = 0
         self._changed = asyncio.Event()
 
@@ -82,6 +83,7 @@ class Session:
         self.cached_tokens = cached_tokens or self.cached_tokens
         for token_id in token_ids:
             self.completion_tokens += 1
+            self._waiting_ids.append(token_id)
             self._show(self._stops.feed(self._detokeniser.feed(token_id)))
             if self._stops.matched:
                 self._stop()
@@ -102,6 +104,11 @@ class Session:
         self._waiting.clear()
         self._waiting_chars = 0
         return text
+
+    def take_ids(self) -> list[int]:
+        """All tokens since the last call."""
+        ids, self._waiting_ids = self._waiting_ids, []
+        return ids
 
     async def changed(self, timeout_s: float) -> bool:
         """Wait for anything new since the last call; False when the time is over."""

@@ -49,6 +49,8 @@ class Opened:
     route: str
     deadline_s: float
     """Monotonic instant for all attempts together."""
+    no_queue: bool = False
+    """The client prefers a refusal to waiting in line."""
 
 
 @dataclass(frozen=True, slots=True)

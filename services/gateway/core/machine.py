@@ -174,6 +174,7 @@ class GatewayMachine:
             deadline_s=event.deadline_s,
             opened_s=now,
             order=TokenOrder(event.sampling.max_tokens),
+            no_queue=event.no_queue,
         )
         self._open[request.id] = request
         actions = placing.start_attempt(request, "first", now)

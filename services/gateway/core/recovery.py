@@ -98,7 +98,7 @@ def refuse_attempt(
         return [*actions, _fail(request, code, refused.message, refused.retry_after_s)]
     if not busy:
         exclude(request, (worker,))
-    be_patient(request, policy, now)
+    be_patient(request, policy, now, busy=busy)
     if out_of_patience(request, now):
         return [*actions, _fail(request, code, refused.message, refused.retry_after_s)]
     actions += start_attempt(request, code.value, now)
@@ -111,15 +111,16 @@ def refuse_attempt(
 def refuse_placement(
     request: Request, refused: Refused, policy: Policy, now: float
 ) -> list[Action]:
-    """The scheduler said no. A fresh request hears it at once, unless the scheduler is still
-    finding its workers; a broken one waits a while, since a worker may just be coming back."""
+    """The scheduler said no. A fresh request waits in line while workers are busy or still being
+    found, and hears any other answer at once; a broken one waits, since a worker may come back."""
     code = code_of(refused.code)
-    settled = code is not Code.LOADING
+    passing = code is Code.LOADING or (code in _BUSY and refused.retry_after_s is not None)
     fresh = request.patience_until_s is None and request.attempt == 1
-    if (fresh and settled) or code in _HOPELESS or out_of_patience(request, now):
+    if passing or not fresh:
+        be_patient(request, policy, now, busy=code in _BUSY)
+    if (fresh and not passing) or code in _HOPELESS or out_of_patience(request, now):
         actions = end_attempt(request, code.value, code.value, (), now)
         return [*actions, _fail(request, code, refused.message, refused.retry_after_s)]
-    be_patient(request, policy, now)
     request.excluded = ()
     request.place_due_s = back_off(request, policy, now)
     request.note(now, f"not placed ({code.value}), asks again")
@@ -160,11 +161,13 @@ def exclude(request: Request, refs: tuple[WorkerRef, ...]) -> None:
     request.excluded += tuple(ref for ref in refs if ref not in request.excluded)
 
 
-def be_patient(request: Request, policy: Policy, now: float) -> None:
+def be_patient(request: Request, policy: Policy, now: float, *, busy: bool = False) -> None:
     """Start the wait for better times, unless it already runs."""
     if request.patience_until_s is None:
         resumed = request.started or request.failures > 0
         patience_s = policy.resume_patience_s if resumed else policy.place_patience_s
+        if busy and not resumed:
+            patience_s = 0.0 if request.no_queue else policy.queue_patience_s
         request.patience_until_s = now + patience_s
 
 

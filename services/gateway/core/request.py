@@ -31,7 +31,9 @@ class Policy:
     gap_s: float = 0.2
     """An entry is missing for so long: ask for it."""
     place_patience_s: float = 5.0
-    """How long a fresh request waits for an absent scheduler or for free pages."""
+    """How long a fresh request waits for an absent scheduler."""
+    queue_patience_s: float = 60.0
+    """How long a fresh request waits in line for free pages."""
     resume_patience_s: float = 20.0
     """The same after a worker was lost: somebody has already waited for this answer."""
     backoff_s: float = 0.1
@@ -73,6 +75,8 @@ class Request:
     deadline_s: float
     opened_s: float
     order: TokenOrder
+    no_queue: bool = False
+    """The client prefers a refusal to waiting in line."""
     attempt: Attempt = NONE_YET
     placement: Placement | None = None
     holders: dict[Role, Holder] = field(default_factory=dict)

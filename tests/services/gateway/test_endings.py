@@ -162,13 +162,39 @@ async def test_lost_chunks_are_asked_for(tmp_path: Path) -> None:
         assert text_of(events) == "Hello" and events[-1] == "[DONE]"
 
 
-@pytest.mark.parametrize("code", ["no_worker", "kv_pages_exhausted", "incompatible_workers"])
+@pytest.mark.parametrize("code", ["no_worker", "incompatible_workers"])
 async def test_a_refused_placement_is_a_503_with_a_time(gateway: Rig, code: str) -> None:
     gateway.script.refuse = [Refused(code, "not now", 7.0)]
     status, body, headers = await gateway.chat(stream=True)
     assert status == 503 and body["error"]["code"] == code
     assert headers["Retry-After"] == "7" and headers["x-should-retry"] == "true"
     assert headers["x-baton-reason"] == code
+
+
+async def test_a_full_cluster_is_waited_for_unless_the_client_will_not(gateway: Rig) -> None:
+    full = Refused("kv_pages_exhausted", "all full", 7.0)
+    gateway.script.refuse = [full, full]
+    assert (await gateway.chat())[0] == 200
+    gateway.script.refuse = [full] * 50
+    status, body, headers = await gateway.post(
+        "/v1/chat/completions", chat_body(), x_baton_no_queue="1"
+    )
+    assert (status, body["error"]["code"]) == (503, "kv_pages_exhausted")
+    assert headers["Retry-After"] == "7"
+
+
+async def test_token_ids_come_with_their_text_when_asked_for(gateway: Rig) -> None:
+    plain = await gateway.events()
+    assert not [event for event in plain if "token_ids" in str(event)]
+    _, whole, _ = await gateway.chat(return_token_ids=True)
+    events = await gateway.events(return_token_ids=True)
+    chunks = [event for event in events if isinstance(event, dict)]
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert len(whole["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+    streamed = [i for c in chunks for choice in c["choices"] for i in choice.get("token_ids", ())]
+    assert streamed == whole["choices"][0]["token_ids"]
+    assert len(streamed) == whole["usage"]["completion_tokens"]
 
 
 async def test_a_refusing_worker_is_replaced(gateway: Rig) -> None:

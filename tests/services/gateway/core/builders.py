@@ -74,10 +74,15 @@ class Core:
     # -- events ------------------------------------------------------------------------
 
     def open(
-        self, request: RequestId = R, prompt: int = 20, sampling: Sampling = SAMPLING
+        self,
+        request: RequestId = R,
+        prompt: int = 20,
+        sampling: Sampling = SAMPLING,
+        *,
+        no_queue: bool = False,
     ) -> list[act.Action]:
         tokens = tuple(range(prompt))
-        return self.feed(ev.Opened(request, tokens, sampling, "auto", self.now + 60))
+        return self.feed(ev.Opened(request, tokens, sampling, "auto", self.now + 60, no_queue))
 
     def placed(
         self,

@@ -7,6 +7,7 @@ import pytest
 from services.gateway.core import actions as act
 from services.gateway.core import events as ev
 from services.gateway.core.events import Role, Silence
+from services.gateway.core.request import Policy
 from shared.errors import Code
 from shared.ids import Attempt, RequestId
 from shared.wire.requests import (
@@ -18,6 +19,7 @@ from shared.wire.requests import (
 from tests.services.gateway.core.builders import (
     DECODE,
     DECODE_2,
+    IDENTITY,
     PREFILL,
     Core,
     R,
@@ -131,7 +133,7 @@ def test_a_refusing_decode_leaves_prefill_alone() -> None:
 
 
 def test_full_decode_is_asked_again_and_then_refused_with_its_reason() -> None:
-    core = Core()
+    core = Core(Policy(identity=IDENTITY, queue_patience_s=5.0))
     core.open()
     refused = Refused("kv_pages_exhausted", "no pages", 3.0)
     attempt = 1
@@ -144,6 +146,29 @@ def test_full_decode_is_asked_again_and_then_refused_with_its_reason() -> None:
     (fail,) = core.all(act.Fail)
     assert (fail.code, fail.retry_after_s) == (Code.KV_PAGES_EXHAUSTED, 3.0)
     assert 4 <= attempt <= 12
+
+
+def test_a_fresh_request_waits_in_line_for_pages_unless_it_will_not() -> None:
+    full = Refused("kv_pages_exhausted", "all full", 1.0)
+    patient = Core()
+    patient.open()
+    patient.feed(ev.Placed(R, Attempt(1), full))
+    assert not patient.all(act.Fail)
+    patient.wait(1.0)
+    assert [place.message.attempt for place in patient.all(act.Place)] == [1, 1]
+    hasty = Core()
+    hasty.open(no_queue=True)
+    hasty.feed(ev.Placed(R, Attempt(1), full))
+    (fail,) = hasty.all(act.Fail)
+    assert (fail.code, fail.retry_after_s) == (Code.KV_PAGES_EXHAUSTED, 1.0)
+
+
+def test_a_prompt_that_never_fits_is_refused_at_once() -> None:
+    core = Core()
+    core.open()
+    core.feed(ev.Placed(R, Attempt(1), Refused("kv_pages_exhausted", "too large", None)))
+    (fail,) = core.all(act.Fail)
+    assert fail.code is Code.KV_PAGES_EXHAUSTED
 
 
 def test_a_refusing_prefill_releases_decode() -> None:
