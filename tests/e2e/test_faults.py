@@ -1,0 +1,102 @@
+"""Deaths and outages under eight streams on real processes: the clients notice nothing but time.
+
+Every stream must end with the tokens of an undisturbed run, and afterwards nobody may hold
+anything. The engine is the weightless one, so a wrong page would be a wrong token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import TestCluster, Wish, running_cluster
+from tests.e2e.streams import Answer
+
+pytestmark = pytest.mark.process
+
+STREAMS = 8
+OUTPUT = 1500
+ROUTE = {"route": "disaggregated"}
+
+Fault = Callable[[TestCluster], Awaitable[None]]
+
+
+def prompt(number: int) -> list[int]:
+    chance = random.Random(number)
+    return [chance.randrange(32, 127) for _ in range(1200 + 130 * number)]
+
+
+async def streams(cluster: TestCluster) -> list[Answer]:
+    return await asyncio.gather(
+        *(cluster.complete(prompt(number), max_tokens=OUTPUT) for number in range(STREAMS))
+    )
+
+
+async def serving(cluster: TestCluster, name: str) -> None:
+    """Until the worker holds requests."""
+    async with asyncio.timeout(10):
+        while not (await cluster.accounting())[name]["requests"]:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+
+
+async def kill_prefill(cluster: TestCluster) -> None:
+    await serving(cluster, "prefill-0")
+    await cluster.kill("prefill-0")
+
+
+async def kill_decode(cluster: TestCluster) -> None:
+    await serving(cluster, "decode-0")
+    await asyncio.sleep(1.5)
+    await cluster.kill("decode-0")
+
+
+async def kill_scheduler(cluster: TestCluster) -> None:
+    await asyncio.sleep(1.0)
+    await cluster.kill("scheduler-0")
+    await cluster.restart("scheduler-0")
+
+
+async def cut_nats(cluster: TestCluster) -> None:
+    await asyncio.sleep(1.0)
+    await cluster.stop_nats()
+    await asyncio.sleep(5.0)
+    await cluster.start_nats()
+
+
+FAULTS: dict[str, Fault] = {
+    "prefill-killed": kill_prefill,
+    "decode-killed": kill_decode,
+    "scheduler-killed": kill_scheduler,
+    "nats-out-5s": cut_nats,
+}
+
+
+def attempts(metrics: str) -> float:
+    """How often a request was placed again."""
+    lines = [line for line in metrics.splitlines() if line.startswith("baton_attempts_total{")]
+    return sum(float(line.split()[-1]) for line in lines if 'cause="first"' not in line)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_every_stream_ends_as_if_nothing_had_happened(fault: str, tmp_path: Path) -> None:
+    settings = {"scheduler": ROUTE, "prefill": {"chunk_tokens": 32}}
+    wish = Wish(prefill=2, decode=2, settings=settings)
+    async with running_cluster(tmp_path, wish) as cluster:
+        under_way = asyncio.create_task(streams(cluster), name="streams")
+        await FAULTS[fault](cluster)
+        disturbed = await under_way
+        retried = attempts(await cluster.metrics("gateway-0"))
+        await cluster.until_ready()
+        calm = await streams(cluster)
+        assert all(answer.complete for answer in calm), calm
+        for before, after in zip(calm, disturbed, strict=True):
+            assert after.complete, (after.error, after.broken, len(after.text))
+            assert after.text == before.text
+            assert after.usage is not None and before.usage is not None
+            assert after.usage["completion_tokens"] == before.usage["completion_tokens"] == OUTPUT
+        assert (retried > 0) == (fault in ("prefill-killed", "decode-killed")), retried
+        await cluster.until_nothing_is_held()
