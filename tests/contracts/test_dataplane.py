@@ -13,7 +13,7 @@ from shared.dataplane.plane import PageRead
 from shared.errors import Code, TransferError
 from shared.ids import Generation, PageId
 from tests.shared.dataplane.pages import CANARY, PAGES, TICKET, reads
-from tests.shared.dataplane.worlds import End, MemoryWorld, UcxWorld, World
+from tests.shared.dataplane.worlds import End, MemoryWorld, UcxWorld, World, owner_and_reader
 
 LONG_S = 20.0
 SHORT_S = 0.2
@@ -32,12 +32,6 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     assert [end.guard.open for end in ends] == [set()] * len(ends), "a read was left open"
     left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert left == [], "tasks outlived their plane"
-
-
-async def owner_and_reader(world: World, page_bytes: int = 4096) -> tuple[End, End]:
-    owner, reader = await world.end(page_bytes), await world.end(page_bytes)
-    owner.pages.stamp()
-    return owner, reader
 
 
 def arrived(reader: End, owner: End, pairs: list[tuple[int, int]]) -> bool:

@@ -173,3 +173,10 @@ class ChildOwner:
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+
+async def owner_and_reader(world: World, page_bytes: int = 4096) -> tuple[End, End]:
+    """Two planes of this process; the owner's pages all differ."""
+    owner, reader = await world.end(page_bytes), await world.end(page_bytes)
+    owner.pages.stamp()
+    return owner, reader
