@@ -94,8 +94,11 @@ class UcxLibrary:
 
 
 def network_device(host: str) -> str:
-    """The interface that carries `host`, so that UCX listens nowhere else. Empty: unknown."""
+    """The interface that carries `host`, so that UCX listens nowhere else. Empty: unknown.
+    Raises ValueError for a name, or for an address that no peer could reach."""
     address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        raise ValueError("peers need one address, not all of them")
     if address.is_loopback:
         return "lo"
     if address.version != 4:

@@ -182,7 +182,11 @@ async def test_it_does_not_start_without_what_it_needs() -> None:
         await UcxPlane(UcxSettings(), SystemClock()).start()
     world = UcxWorld("tcp")
     taken = parse_address((await world.end()).plane.address).port
-    for settings in (UcxSettings(port=taken), UcxSettings(host="203.0.113.9")):
+    for settings in (
+        UcxSettings(port=taken),
+        UcxSettings(host="203.0.113.9"),
+        UcxSettings(host="0.0.0.0"),
+    ):
         plane = UcxPlane(settings, SystemClock())
         plane.register(ArrayPages(1, 64), TicketGuard())
         with pytest.raises(StartupError):
