@@ -1,15 +1,19 @@
-"""Shared doors to the bus: one real nats-server a session, or a broker in memory."""
+"""Shared doors: one real nats-server a session or a broker in memory, and the small real model."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from services.fetch import CACHE, FILE
 from shared.bus.memory_broker import MemoryBroker
 from shared.bus.nats import NatsBus
 from shared.bus.server import NatsServer
 from shared.bus.traffic import Traffic
+from tests.architecture.sources import ROOT
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +23,15 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    """BATON_TEST_MODEL, or the copy that `make` caches; skips where neither is there."""
+    path = Path(os.environ.get("BATON_TEST_MODEL", str(ROOT / CACHE / FILE)))
+    if not path.is_file():
+        pytest.skip("the small real model is not here (make fetch, or set BATON_TEST_MODEL)")
+    return str(path)
 
 
 @pytest.fixture

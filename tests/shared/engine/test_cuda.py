@@ -8,9 +8,9 @@ import torch
 from shared.checkpoint import Checkpoint, open_checkpoint
 from shared.engine.batch import Engine
 from shared.engine.building import build_engine
+from tests.golden.cases import SUBSET, GoldenCase, load
 
 from ..checkpoint.files import tiny_spec, write_folder
-from .golden import SUBSET, GoldenCase, load
 from .sequences import BLOCK, decode, pages_for, prefill, scattered
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")

@@ -7,8 +7,8 @@ import pytest
 from shared.checkpoint import open_checkpoint
 from shared.engine.batch import Engine
 from shared.engine.building import build_engine
+from tests.golden.cases import SUBSET, GoldenCase, full_set, load
 
-from .golden import SUBSET, GoldenCase, full_set, load
 from .sequences import BLOCK, copy_pages, decode, pages_for, prefill, scattered
 
 pytestmark = pytest.mark.model

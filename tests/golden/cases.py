@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_TESTS = Path(__file__).parents[2]
+_TESTS = Path(__file__).parents[1]
 SUBSET = _TESTS / "golden" / "greedy.json"
 _TIE = 0.001
 
@@ -16,6 +16,7 @@ _TIE = 0.001
 @dataclass(frozen=True)
 class GoldenCase:
     name: str
+    messages: list[dict[str, str]]
     prompt: list[int]
     greedy: list[int]
     margins: list[float]
@@ -45,4 +46,10 @@ def load(path: Path) -> list[GoldenCase]:
 def _case(row: dict[str, object]) -> GoldenCase:
     steps = row.get("top2_logprobs", row.get("top5_logprobs"))
     margins = [step[0][1] - step[1][1] for step in steps]  # type: ignore[attr-defined]
-    return GoldenCase(str(row["id"]), row["prompt_ids"], row["greedy_ids"], margins)  # type: ignore[arg-type]
+    return GoldenCase(
+        name=str(row["id"]),
+        messages=row.get("messages", []),  # type: ignore[arg-type]
+        prompt=row["prompt_ids"],  # type: ignore[arg-type]
+        greedy=row["greedy_ids"],  # type: ignore[arg-type]
+        margins=margins,
+    )
