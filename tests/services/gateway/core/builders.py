@@ -154,3 +154,14 @@ def placement(
         reason="test",
         candidates=(),
     )
+
+
+def started() -> Core:
+    core = Core()
+    core.open()
+    core.run()
+    return core
+
+
+def places(core: Core) -> list[act.Place]:
+    return core.got(act.Place)
