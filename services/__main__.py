@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from services.topology import Topology, read_topology
 from shared.errors import StartupError
 
 TOPOLOGY: Final = "ops/topology.toml"
+ADMIN_PORT: Final = 8001
+"""Where `loadgen trace` looks by itself."""
 _EXIT_STARTUP: Final = 2
 
 
@@ -130,7 +133,10 @@ async def _tell_usage(cluster: LocalCluster) -> None:
     _say(f"Baton serves {model} at {cluster.url}/v1")
     _say(f"  try     curl -iN {cluster.url}/v1/chat/completions \\")
     _say(f"            -H 'content-type: application/json' -d '{json.dumps(body)}'")
-    _say("  trace   python -m loadgen trace ID   (ID: the answer's x-baton-trace-id header)")
+    python = os.path.relpath(sys.executable) if sys.prefix.startswith(os.getcwd()) else "python"
+    admin = "" if cluster.ports.admin == ADMIN_PORT else f" --admin-url {cluster.admin_url}"
+    _say(f"  trace   {python} -m loadgen trace ID{admin}")
+    _say("            (ID: x-baton-trace-id in the head of the answer)")
     _say(f"  logs    {cluster.folder.path / 'logs'}")
     _say("  Ctrl-C drains and stops.")
 
