@@ -133,12 +133,16 @@ async def _tell_usage(cluster: LocalCluster) -> None:
     _say(f"Baton serves {model} at {cluster.url}/v1")
     _say(f"  try     curl -iN {cluster.url}/v1/chat/completions \\")
     _say(f"            -H 'content-type: application/json' -d '{json.dumps(body)}'")
-    python = os.path.relpath(sys.executable) if sys.prefix.startswith(os.getcwd()) else "python"
     admin = "" if cluster.ports.admin == ADMIN_PORT else f" --admin-url {cluster.admin_url}"
-    _say(f"  trace   {python} -m loadgen trace ID{admin}")
+    _say(f"  trace   {_python()} -m loadgen trace ID{admin}")
     _say("            (ID: x-baton-trace-id in the head of the answer)")
     _say(f"  logs    {cluster.folder.path / 'logs'}")
     _say("  Ctrl-C drains and stops.")
+
+
+def _python() -> str:
+    """How a person here names this interpreter."""
+    return os.path.relpath(sys.executable) if sys.prefix.startswith(os.getcwd()) else "python"
 
 
 def _fetch(cache: Path) -> int:

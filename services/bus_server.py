@@ -1,4 +1,4 @@
-"""`python -m services.bus_server FOLDER [ADDRESS]`: NATS in a container, with a secret for each role.
+"""`python -m services.bus_server FOLDER [ADDRESS]`: NATS in a container, a secret a role.
 
 Writes `<FOLDER>/<role>/nats.json` (one folder per role, so that a container mounts its own and no
 other), then becomes nats-server. The local cluster does not need it.
