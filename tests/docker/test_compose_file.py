@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tests.architecture.sources import ROOT
+from tests.docker.engine import compose_command
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -37,6 +39,21 @@ def test_compose_1_29_can_read_it() -> None:
         assert isinstance(service.get("env_file", ""), str)
         for wish in dict(service.get("depends_on", {})).values():
             assert set(wish) == {"condition"}
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_compose_itself_accepts_it(name: str) -> None:
+    command = compose_command()
+    if command is None:
+        pytest.skip("neither docker-compose nor docker compose is installed")
+    done = subprocess.run(
+        [*command, "--profile", name, "config", "--quiet"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
