@@ -39,7 +39,7 @@ def variants() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]]]:
             "BLOCK_TOKENS": 16,
             "UPCAST": dtype == "fp32",
         }
-        pages = {name: f"*{dtype}" for name in ("q_ptr", "kv_ptr", "out_ptr")}
+        pages = dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
         yield (
             f"decode_split {dtype} {head_dim}",
             decode_split,
