@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 import docker
 
+from services.fetch import PACKAGE
 from tests.architecture.sources import ROOT
 
 IMAGE: Final = "baton:cpu"
@@ -54,7 +56,11 @@ class Project:
         return f"http://127.0.0.1:{self.port}"
 
     def build(self) -> None:
-        """As in the compose file; on the host's network, where this machine's index answers."""
+        """As `make image` does: from wheels that this machine's pip has brought."""
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        download += ["--dest", str(ROOT / "ops" / "docker" / "wheels")]
+        for wanted in (["--require-hashes", "-r", "requirements-cpu.lock"], [PACKAGE]):
+            subprocess.run([*download, *wanted], cwd=ROOT, check=True)
         self.client.images.build(
             path=str(ROOT),
             dockerfile="ops/docker/Dockerfile",
