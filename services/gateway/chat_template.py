@@ -96,7 +96,8 @@ class ChatTemplate:
                 rendered.append(piece)
                 size += len(piece)
                 if size > limit_chars or time.monotonic() > end_s:
-                    raise ClientError("messages are too long", Code.CONTEXT_LENGTH_EXCEEDED)
+                    message, code = "messages are too long", Code.CONTEXT_LENGTH_EXCEEDED
+                    raise ClientError(message, code, "messages")
         except _RENDER_ERRORS:
             raise ClientError(REFUSED, param="messages") from None
         return "".join(rendered)
@@ -119,17 +120,16 @@ def _mark(content: str, open_mark: str, close_mark: str) -> str:
 
 def _split(marked: str, open_mark: str, close_mark: str) -> list[Segment] | None:
     """Segments of a marked rendering; None when the template took the marks apart."""
-    segments: list[Segment] = []
-    rest = marked
-    while open_mark in rest:
-        before, _, rest = rest.partition(open_mark)
-        inside, closed, rest = rest.partition(close_mark)
-        if not closed or open_mark in inside or close_mark in before:
-            return None
-        segments += [Segment(before, False), Segment(inside, True)]
-    if close_mark in rest:
+    first, *pieces = marked.split(open_mark)
+    if close_mark in first:
         return None
-    return [*segments, Segment(rest, False)]
+    segments = [Segment(first, False)]
+    for piece in pieces:
+        inside, closed, after = piece.partition(close_mark)
+        if not closed or close_mark in after:
+            return None
+        segments += [Segment(inside, True), Segment(after, False)]
+    return segments
 
 
 def _to_json(value: object, indent: int | None = None) -> str:

@@ -146,7 +146,9 @@ class Endpoints:
                 return read_chat(parsed, strict)
             return read_completion(parsed, self._served.text.vocabulary_tokens, strict)
 
-        return read() if len(body) <= LARGE_BODY_BYTES else await self._served.text.run(read)
+        if len(body) <= LARGE_BODY_BYTES:
+            return read()
+        return await self._served.text.run(read, bulk=True)
 
     async def _tokenise(self, request: ChatRequest | CompletionRequest) -> tuple[int, ...]:
         text = self._served.text

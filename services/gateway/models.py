@@ -6,7 +6,7 @@ import orjson
 from aiohttp import web
 
 from services.gateway import parameters
-from services.gateway.generation import Served
+from services.gateway.generation import LARGE_BODY_BYTES, Served
 from services.gateway.json_body import parse_object
 from services.gateway.openai_request import read_messages, read_prompt
 from services.gateway.routes import Exchange
@@ -40,8 +40,9 @@ class Models:
 
     async def tokenize(self, exchange: Exchange) -> web.StreamResponse:
         """Ids of a prompt or of a conversation, as generation would see them."""
-        text = self._served.text
-        body = parse_object(exchange.body)
+        text, raw = self._served.text, exchange.body
+        bulk = len(raw) > LARGE_BODY_BYTES
+        body = await text.run(lambda: parse_object(raw), bulk=True) if bulk else parse_object(raw)
         ignored = parameters.check(body, _TOKENIZE, strict=False)
         if body.get("model", self._served.name) != self._served.name:
             raise ClientError("there is no such model here", Code.MODEL_NOT_FOUND, "model")

@@ -45,6 +45,7 @@ class Text:
         control = tuple(self._control_ids)
         self._template = ChatTemplate(source, control, names) if source else None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway-text")
+        self._bulk = ThreadPoolExecutor(1, thread_name_prefix="gateway-bulk")
         self._waiting = 0
 
     def detokeniser(self) -> Detokeniser:
@@ -58,13 +59,15 @@ class Text:
         """The prompt of a completion: control tokens in it are meant. Raises ClientError."""
         return await self.run(lambda: self.plain_now(prompt))
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do CPU work in the pool; beyond a bounded number of waiting jobs it is refused."""
+    async def run(self, work: Callable[[], T], *, bulk: bool = False) -> T:
+        """Do CPU work in the pool; beyond a bounded number of waiting jobs it is refused. `bulk`
+        is for work that lets nobody else run for long moments: one at a time."""
         if self._waiting >= MAX_WAITING:
             raise RefusedError("too many prompts are being read", Code.QUEUE_FULL, 1.0)
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            threads = self._bulk if bulk else self._threads
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
         finally:
             self._waiting -= 1
 
@@ -94,9 +97,13 @@ class Text:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._bulk.shutdown(wait=False, cancel_futures=True)
 
     def _ids(self, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+        """As a batch of one: the library lets other threads run during batches only, so that a
+        long prompt does not hold up every stream."""
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return tuple(encoding.ids)
 
     def _count(self, text: str) -> int:
         return sum(1 for _ in self._control.finditer(text))

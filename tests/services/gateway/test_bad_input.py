@@ -203,6 +203,10 @@ NOT_JSON: list[bytes] = [
     b'{"messages": [{"role": "user", "role": "user", "content": "x"}]}',
     b'{"a": {"b": 1, "b" : 2}}',
     b'{"\\u0061": 1, "a": 2}',
+    b'{"a": ":", "a": 1}',
+    b'{"a:": 1, "a:": ":"}',
+    b'{"a": "\\u003a", "a": 1}',
+    b'{"b": {"a": 1, "a": 1}, "c": "\\u003A\\u003a"}',
 ]
 
 
@@ -218,6 +222,8 @@ async def test_what_is_no_strict_json(gateway: Rig) -> None:
         '{"a": "b\\": \\"c", "d": ["x:", {"e": ":"}], "f\\\\": {}, "": 1}',
         '{"a":\t"x" , "b" \n:\r1, "c":"\\\\"}',
         '{"a": [["k", "v"], {"k": "k"}], "k": {"k": {"k": null}}}',
+        '{"a:\\u003A": "::\\u003a:", ":": [":", {":": ":"}]}',
+        '{"a": "\\\\u003a:"}',
     ],
 )
 def test_colons_and_quotes_inside_strings_are_no_keys(text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -194,3 +196,31 @@ def _byte_text() -> Text:
 
 
 BYTE_TEXT = _byte_text()
+
+
+async def longest_gap_share(reading: asyncio.Task[tuple[int, ...]]) -> float:
+    """Of the time that the task takes: the longest for which the loop could do nothing else."""
+    began_s = last_s = time.monotonic()
+    longest_s = 0.0
+    while not reading.done():
+        await asyncio.sleep(0)
+        longest_s, last_s = max(longest_s, time.monotonic() - last_s), time.monotonic()
+    return longest_s / (last_s - began_s)
+
+
+async def test_the_loop_runs_on_while_a_long_prompt_is_read(byte_text: Text) -> None:
+    """The best of a few tries: other processes can take the processor from us at any time."""
+    prompt = "\U0001f600" * 60_000
+    shares = [
+        await longest_gap_share(asyncio.create_task(byte_text.plain(prompt), name="reading"))
+        for _ in range(5)
+    ]
+    assert min(shares) < 0.6, shares
+
+
+def test_a_conversation_of_many_messages_is_read_in_linear_time(byte_text: Text) -> None:
+    messages = [ChatMessage("user", "x" * 2_000)] * 2_048
+    began_s = time.thread_time()
+    with pytest.raises(ClientError):
+        byte_text.chat_now(messages)
+    assert time.thread_time() - began_s < 0.3
