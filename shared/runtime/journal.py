@@ -5,7 +5,7 @@ Owns the numbering (dense, from 1, per incarnation); sends nothing.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -15,8 +15,10 @@ from shared.kv.radix import Removed, Stored
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
 from shared.wire.workers import BlockCount
 
-SNAPSHOT_BLOCKS: Final = 16_384
+SNAPSHOT_BLOCKS: Final = 4_096
 UNSENT_EVENTS: Final = 8192
+_SNAPSHOTS: Final = 2
+"""Taken at once: the leading scheduler and its standby may both be reading."""
 
 BlockEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
@@ -45,7 +47,7 @@ class BlockJournal:
         self._source = source
         self._number = 0
         self._unsent: deque[BlockEvent] = deque()
-        self._snapshot: tuple[int, tuple[BlockHash, ...]] = (0, ())
+        self._snapshots: OrderedDict[int, tuple[BlockHash, ...]] = OrderedDict()
 
     def record(self, events: Iterable[Stored | Removed]) -> None:
         for event in events:
@@ -69,20 +71,31 @@ class BlockJournal:
         blocks, digest = self._source.digest()
         return BlockCount(self._number, blocks, digest)
 
-    def part(self, chunk: int) -> BlockSnapshot:
-        """Part `chunk` of all blocks; part 0 takes the snapshot, the last one lets it go. Parts
-        of one snapshot carry the same event number. Raises RefusedError for a part that is none."""
+    def part(self, chunk: int, sequence: int = 0) -> BlockSnapshot:
+        """Part `chunk` of all blocks. Part 0 takes a snapshot, true at the event number that it
+        carries; later parts name that number, 0 for the newest. Raises RefusedError for a part
+        that is none (any more)."""
         if chunk == 0:
-            self._snapshot = (self._number, self._source.blocks())
-        number, blocks = self._snapshot
+            sequence = self._take_snapshot()
+        number = sequence or next(reversed(self._snapshots), 0)
+        blocks = self._snapshots.get(number, ())
         chunks = max(1, -(-len(blocks) // SNAPSHOT_BLOCKS))
         if not 0 <= chunk < chunks:
             raise RefusedError("there is no such part; begin at 0", Code.STALE)
-        if chunk == chunks - 1:
-            self._snapshot = (0, ())
         first = chunk * SNAPSHOT_BLOCKS
         part = blocks[first : first + SNAPSHOT_BLOCKS]
+        if chunks == 1:
+            self._snapshots.pop(number, None)
         return BlockSnapshot(self._worker, self.epoch, number, self._tier, chunk, chunks, part)
+
+    def _take_snapshot(self) -> int:
+        """The same again while nothing changed."""
+        if self._number not in self._snapshots:
+            self._snapshots[self._number] = self._source.blocks()
+        self._snapshots.move_to_end(self._number)
+        while len(self._snapshots) > _SNAPSHOTS:
+            self._snapshots.popitem(last=False)
+        return self._number
 
     def _queue(self, event: BlockEvent) -> None:
         if len(self._unsent) < UNSENT_EVENTS:

@@ -219,4 +219,4 @@ class Membership:
     async def _answer_snapshot(self, delivery: Delivery) -> BlockSnapshot:
         if not isinstance(delivery.message, SnapshotRequest):
             raise RefusedError("only snapshots are answered here", Code.INVALID_PARAMETER)
-        return self._journal.part(delivery.message.chunk)
+        return self._journal.part(delivery.message.chunk, delivery.message.sequence)

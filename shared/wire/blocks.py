@@ -46,9 +46,11 @@ class BlocksCleared:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """The scheduler asks a worker for part `chunk` of all blocks it holds."""
+    """A scheduler asks a worker for part `chunk` of all blocks it holds: of a new snapshot for
+    part 0, else of the one that is true at event number `sequence`."""
 
     chunk: int
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

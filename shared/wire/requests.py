@@ -72,6 +72,10 @@ class PlaceRequest:
     excluded: tuple[WorkerRef, ...]
     """Incarnations that failed this request before."""
     deadline_s: float
+    failures: int = 0
+    """Attempts of this request that failed after they had begun to run."""
+    signature: str = ""
+    """Digest of the client's prompt: knows the same request again, tells nothing about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,11 @@ class PlacementEnded:
     outcome: str
     failed: tuple[WorkerRef, ...] = ()
     """Incarnations that did not answer or failed this attempt."""
+    signature: str = ""
+    died: tuple[WorkerRef, ...] = ()
+    """Of `failed`, incarnations that died while they computed this attempt."""
+    emitted: int = 0
+    """Tokens that this attempt had added to the client's stream."""
 
 
 # -- jobs: gateway -> workers --------------------------------------------------------------

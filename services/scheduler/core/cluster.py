@@ -25,6 +25,8 @@ class Charge:
     work_s: float
     pages: int
     expires: float
+    tokens: int = 0
+    """Of the prompt, where it is to be computed."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,15 @@ class Cluster:
 
     def get(self, worker: WorkerId) -> Worker | None:
         return self._workers.get(worker)
+
+    def epoch_of(self, worker: WorkerId) -> Epoch:
+        """The newest epoch known of this id, of a living or a dead incarnation."""
+        return self._epochs.get(worker, Epoch(0))
+
+    def running(self) -> int:
+        """Sequences that decode workers report."""
+        decodes = (w for w in self if w.report.role == "decode")
+        return sum(worker.report.load.running_sequences for worker in decodes)
 
     def of_role(self, role: str) -> list[Worker]:
         """Ready workers of a role, in a stable order."""

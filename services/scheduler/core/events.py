@@ -23,6 +23,20 @@ class EpochTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class LeadTaken:
+    """We answer from now on. `deposed` and its epoch: the leader before us, if there was one."""
+
+    epoch: Epoch
+    deposed: WorkerId | None = None
+    deposed_epoch: Epoch = Epoch(0)  # noqa: RUF009 - an int
+
+
+@dataclass(frozen=True, slots=True)
+class LeadLost:
+    """We only follow from now on: nothing is placed and nobody declared dead."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFailed:
     """The worker did not answer a snapshot request; the next heartbeat may start another."""
 
@@ -54,6 +68,8 @@ Event = (
     | BlocksCleared
     | BlockSnapshot
     | EpochTaken
+    | LeadTaken
+    | LeadLost
     | SnapshotFailed
     | BusLost
     | BusRestored
@@ -77,12 +93,13 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class AskSnapshot:
-    """Request one part of a worker's blocks."""
+    """Request one part of a worker's blocks; `sequence` names the snapshot of a later part."""
 
     worker: WorkerId
     role: str
     epoch: Epoch
     chunk: int
+    sequence: int = 0
 
 
 Action = Answer | Declare | AskSnapshot

@@ -6,19 +6,19 @@ Soft state only: everything here is rebuilt from heartbeats, block events and sn
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
-from services.scheduler.core.cluster import Charge, Cluster, Worker
+from services.scheduler.core.cluster import Charge
 from services.scheduler.core.events import (
     Action,
     Answer,
-    AskSnapshot,
     BusLost,
     BusRestored,
-    Declare,
     EpochTaken,
     Event,
+    LeadLost,
+    LeadTaken,
     SnapshotFailed,
     Tick,
 )
@@ -31,12 +31,19 @@ from services.scheduler.core.placement import (
     pages_needed,
     usable,
 )
-from services.scheduler.core.prefixes import PrefixIndex
+from services.scheduler.core.recovery import (
+    RETRIES,
+    PoisonLedger,
+    RetryBudget,
+    RetrySettings,
+    Verdict,
+)
+from services.scheduler.core.roster import Roster
 from shared.errors import Code
-from shared.ids import Attempt, Epoch, RequestId, WorkerId
+from shared.ids import Epoch, RequestId
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
 from shared.wire.requests import Placement, PlacementEnded, PlaceRequest, Refused, WorkerRef
-from shared.wire.workers import Heartbeat, WorkerLost
+from shared.wire.workers import Heartbeat
 
 _SEQUENCE_SPAN: Final = 1 << 32
 _REMEMBERED: Final = 1_000
@@ -47,58 +54,74 @@ class SchedulerSettings:
     """What the core needs to know about its world."""
 
     leader_epoch: Epoch
+    """0: only follow until `LeadTaken`."""
     lost_after_s: float
     settled_at: float
     """Before this instant not every worker was heard: nobody there yet means 'loading'."""
     route: str
     """Applied where a request says 'auto'."""
     placement: PlacementSettings
+    retries: RetrySettings = RETRIES
 
 
 class SchedulerMachine:
     """State + handle(event, now) -> actions. One request of a gateway gets one answer; asking
-    the same (request, attempt) again gives the same placement while its workers live."""
+    the same (request, attempt) again gives the same placement while its workers live. A follower
+    hears the same events and answers nothing."""
 
     def __init__(self, settings: SchedulerSettings, chance: Chance) -> None:
         self._settings = settings
         self._placer = Placer(settings.placement, chance)
-        self._bus_up = True
         self._sequence = settings.leader_epoch * _SEQUENCE_SPAN
         self._decisions: OrderedDict[RequestId, Placement] = OrderedDict()
-        self.cluster = Cluster()
-        self.index = PrefixIndex()
         self.counts: Counter[str] = Counter()
+        self.roster = Roster(settings.leader_epoch, settings.lost_after_s, self.counts)
+        self.cluster = self.roster.cluster
+        self.index = self.roster.index
+        self.poison = PoisonLedger()
+        self.retries = RetryBudget(settings.retries)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Apply one event. Late, repeated and unknown ones are counted and change nothing."""
         match event:
             case PlaceRequest():
-                return [Answer(self._place(event, now))]
+                return [Answer(self._place(event, now))] if self.roster.leading else []
             case PlacementEnded():
-                return self._ended(event)
+                return self._ended(event, now)
             case Heartbeat():
-                return self._heard(event, now)
+                return self.roster.heard(event, now)
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
-                return self._ask_snapshot(event.worker) if self.index.apply(event) else []
+                return self.roster.changed(event)
             case BlockSnapshot():
-                part = self.index.take_part(event)
-                return [] if part is None else self._ask_snapshot(event.worker, part)
+                return self.roster.part_came(event)
             case EpochTaken():
-                return self._epoch_taken(event)
+                return self.roster.epoch_taken(event)
             case SnapshotFailed():
                 self.index.abandon_snapshot(event.worker, event.epoch)
                 return []
+            case _:
+                return self._turn(event, now)
+
+    def _turn(
+        self, event: LeadTaken | LeadLost | BusLost | BusRestored | Tick, now: float
+    ) -> list[Action]:
+        """Time passed, or something happened to ourselves."""
+        match event:
+            case LeadTaken():
+                self._sequence = max(self._sequence, event.epoch * _SEQUENCE_SPAN)
+                return self.roster.take_lead(event)
+            case LeadLost():
+                self.roster.leading = False
             case BusLost():
-                self._bus_up = False
-                return []
+                self.roster.bus_lost()
             case BusRestored():
-                self._bus_up = True
-                self.cluster.refresh(now)
-                return []
+                self.roster.bus_restored(now)
             case Tick():
-                return self._tick(now)
+                self.poison.expire(now)
+                return self.roster.tick(now)
             case _:
                 assert_never(event)
+        return []
 
     # -- placement -----------------------------------------------------------------------
 
@@ -109,14 +132,31 @@ class SchedulerMachine:
         if earlier is not None and earlier.attempt == ask.attempt and self._stands(earlier):
             self.counts["placements_repeated"] += 1
             return earlier
-        self.cluster.settle(ask.request, Attempt(ask.attempt - 1))
+        self.cluster.settle(ask.request, ask.attempt)
+        held_back = self._held_back(ask, now)
+        if held_back is not None:
+            return held_back
         if ask.route == "auto" and self._settings.route != "auto":
-            ask = _with_route(ask, self._settings.route)
+            ask = replace(ask, route=self._settings.route)
         depths = self.index.depths(ask.block_hashes, now)
         options = self._placer.options(ask, self.cluster, depths, now)
         if not options:
             return self._no_option(ask, now)
         return self._decide(ask, self._placer.choose(options), options, now)
+
+    def _held_back(self, ask: PlaceRequest, now: float) -> Refused | None:
+        """Why this request must not run (yet), whatever room there is."""
+        match self.poison.judge(ask.signature, now):
+            case Verdict.POISON:
+                message = "two workers died while they computed this request"
+                return self._refuse(Code.POISON_REQUEST, message)
+            case Verdict.WAIT:
+                message = "workers died with this request; it waits for its turn to be tried alone"
+                return self._refuse(Code.QUEUE_FULL, message, 0.25)
+        if ask.failures and not self.retries.allows(self.cluster.running(), now):
+            self.counts["retries_refused"] += 1
+            return self._refuse(Code.QUEUE_FULL, "too many requests are being tried again", 1.0)
+        return None
 
     def _decide(
         self, ask: PlaceRequest, chosen: Option, options: list[Option], now: float
@@ -128,7 +168,7 @@ class SchedulerMachine:
             request=ask.request,
             attempt=ask.attempt,
             sequence=self._sequence,
-            leader_epoch=self._settings.leader_epoch,
+            leader_epoch=self.roster.leader_epoch,
             route=route,
             prefill=chosen.prefill.ref if chosen.prefill else None,
             decode=chosen.decode.ref,
@@ -139,6 +179,10 @@ class SchedulerMachine:
             candidates=tuple(o.candidate for o in ranked[:MAX_REPORTED]),
         )
         self._charge(ask, chosen, now)
+        if ask.failures:
+            self.retries.again(now)
+        elif ask.attempt == 1:
+            self.retries.first(now)
         computing = chosen.prefill or chosen.decode
         self.index.predict(computing.report.worker, ask.block_hashes, now)
         self._decisions[ask.request] = placement
@@ -155,7 +199,10 @@ class SchedulerMachine:
         if chosen.prefill:
             shares.append((chosen.prefill, chosen.work_s, 0))
         for worker, work_s, taken in shares:
-            charge = Charge(self._sequence, ask.request, ask.attempt, work_s, taken, expires)
+            tokens = ask.prompt_tokens if work_s else 0
+            charge = Charge(
+                self._sequence, ask.request, ask.attempt, work_s, taken, expires, tokens
+            )
             self.cluster.charge(worker.report.worker, charge)
 
     def _pool(self, ask: PlaceRequest, now: float) -> WorkerRef | None:
@@ -185,7 +232,10 @@ class SchedulerMachine:
         return Refused(code.value, message, retry_after_s)
 
     def _stands(self, placement: Placement) -> bool:
-        """Whether all incarnations of an earlier decision are still there."""
+        """Whether all incarnations of an earlier decision are still there, and we still lead in
+        the epoch in which it was made (gateways refuse an older one)."""
+        if placement.leader_epoch != self.roster.leader_epoch:
+            return False
         refs = [placement.decode, *([placement.prefill] if placement.prefill else [])]
         return all(self._alive(ref) for ref in refs)
 
@@ -193,67 +243,13 @@ class SchedulerMachine:
         worker = self.cluster.get(ref.worker)
         return worker is not None and worker.report.epoch == ref.epoch
 
-    # -- workers -------------------------------------------------------------------------
-
-    def _heard(self, beat: Heartbeat, now: float) -> list[Action]:
-        if beat.role == "gateway":
-            return []
-        replaced = self.cluster.learn_epoch(beat.worker, beat.epoch)
-        actions: list[Action] = [self._lost(replaced, "replaced")] if replaced else []
-        if not self.cluster.hear(beat, now):
-            self.counts["stale_heartbeats"] += 1
-            return actions
-        if beat.state == "ended":
-            return [*actions, *self._gone(beat.worker, "ended")]
-        self.index.follow(beat.worker, beat.epoch)
-        if self.index.reconcile(beat.worker, beat.epoch, beat.blocks):
-            actions += self._ask_snapshot(beat.worker)
-        return actions
-
-    def _epoch_taken(self, event: EpochTaken) -> list[Action]:
-        replaced = self.cluster.learn_epoch(event.worker, event.epoch)
-        if replaced is None:
-            return []
-        self.index.forget(event.worker)
-        return [self._lost(replaced, "replaced")]
-
-    def _tick(self, now: float) -> list[Action]:
-        self.cluster.expire(now)
-        self.index.expire(now)
-        if not self._bus_up:
-            return []
-        silent = self.cluster.silent(now, self._settings.lost_after_s)
-        return [a for worker in silent for a in self._gone(worker.report.worker, "silent")]
-
-    def _gone(self, name: WorkerId, cause: str) -> list[Action]:
-        worker = self.cluster.remove(name)
-        self.index.forget(name)
-        return [self._lost(worker, cause)] if worker else []
-
-    def _lost(self, worker: Worker, cause: str) -> Declare:
-        self.counts[f"lost_{cause}"] += 1
-        beat = worker.report
-        lost = WorkerLost(
-            worker=beat.worker,
-            role=beat.role,
-            epoch=beat.epoch,
-            leader_epoch=self._settings.leader_epoch,
-            cause=cause,
-        )
-        return Declare(lost)
-
-    def _ended(self, event: PlacementEnded) -> list[Action]:
+    def _ended(self, event: PlacementEnded, now: float) -> list[Action]:
         self.cluster.settle(event.request, event.attempt)
         for ref in event.failed:
             self.cluster.suspect(ref)
+        self.poison.ended(event, now)
         self.counts[f"ended_{event.outcome}"] += 1
         return []
-
-    def _ask_snapshot(self, worker: WorkerId, chunk: int = 0) -> list[Action]:
-        known = self.cluster.get(worker)
-        if known is None:
-            return []
-        return [AskSnapshot(worker, known.report.role, known.report.epoch, chunk)]
 
     # -- for people and tests --------------------------------------------------------------
 
@@ -276,17 +272,3 @@ class SchedulerMachine:
         """Re-derive what must hold. Raises AssertionError."""
         self.cluster.check()
         self.index.check()
-
-
-def _with_route(ask: PlaceRequest, route: str) -> PlaceRequest:
-    return PlaceRequest(
-        request=ask.request,
-        attempt=ask.attempt,
-        prompt_tokens=ask.prompt_tokens,
-        max_tokens=ask.max_tokens,
-        block_hashes=ask.block_hashes,
-        model_digest=ask.model_digest,
-        route=route,
-        excluded=ask.excluded,
-        deadline_s=ask.deadline_s,
-    )

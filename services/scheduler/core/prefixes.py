@@ -1,12 +1,13 @@
 """Which workers hold which blocks: an index built from numbered block events.
 
 Lost, late or repeated events cost cache hits, never correctness. A gap in the numbers or a
-digest that disagrees with a heartbeat makes the worker's part be rebuilt from a snapshot; the
-old view serves until the new one is whole (algorithms: exact block-event index with resync).
+digest that disagrees with a heartbeat makes the worker's part be rebuilt from a snapshot, part by
+part, while lookups go on (algorithms: exact block-event index with resync).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,18 @@ _MAX_PREDICTIONS = 65_536
 
 
 @dataclass(slots=True)
+class _Snapshot:
+    """A snapshot of which parts are still missing."""
+
+    sequence: int = 0
+    """The event number it is true for, once its first part came."""
+    next_chunk: int = 0
+    blocks: set[BlockHash] = field(default_factory=set)
+    since: list[BlockEvent] = field(default_factory=list)
+    """Events applied while it was under way: those after `sequence` are applied again."""
+
+
+@dataclass(slots=True)
 class _Stream:
     """One worker's event stream as far as it was applied."""
 
@@ -32,9 +45,7 @@ class _Stream:
     digest: int = 0
     held: dict[int, BlockEvent] = field(default_factory=dict)
     """Events that arrived ahead of a gap, by number."""
-    parts: list[tuple[BlockHash, ...]] | None = None
-    """Snapshot parts received so far; None: no snapshot under way."""
-    parts_sequence: int = 0
+    snapshot: _Snapshot | None = None
     announced: int = 0
     """Highest event number that a heartbeat named."""
 
@@ -46,7 +57,8 @@ class PrefixIndex:
         self._streams: dict[WorkerId, _Stream] = {}
         self._holders: dict[BlockHash, set[WorkerId]] = {}
         self._predicted: dict[tuple[WorkerId, BlockHash], float] = {}
-        self.resyncs = 0
+        self.resyncs: Counter[str] = Counter()
+        """Snapshots begun, by cause: 'new' worker, 'gap', 'behind', 'digest'."""
         self.refused = 0
 
     @property
@@ -110,44 +122,51 @@ class PrefixIndex:
         if len(stream.held) > _MAX_HELD_EVENTS:
             stream.held.clear()
         self._drain(event.worker, stream)
-        return bool(stream.held) and stream.parts is None and self._begin_snapshot(stream)
+        return bool(stream.held) and self._begin_snapshot(stream, "gap")
 
     def reconcile(self, worker: WorkerId, epoch: Epoch, count: BlockCount) -> bool:
         """Compare with a heartbeat's (sequence, blocks, digest); True: a snapshot is needed. A
         beat may overtake the events it counts, so those are missed only at the beat after."""
         stream = self._streams.get(worker)
-        if stream is None or stream.epoch != epoch or stream.parts is not None:
+        if stream is None or stream.epoch != epoch:
             return False
-        behind = stream.announced > stream.sequence
-        stream.announced = count.sequence
+        announced, stream.announced = stream.announced, count.sequence
+        if stream.sequence == 0 and count.sequence > 0 and count.blocks > 0:
+            return self._begin_snapshot(stream, "new")
+        if announced > stream.sequence:
+            return self._begin_snapshot(stream, "behind")
         differs = count.sequence == stream.sequence and (
             count.blocks != len(stream.blocks) or count.digest != f"{stream.digest:032x}"
         )
-        return (behind or differs) and self._begin_snapshot(stream)
+        return differs and self._begin_snapshot(stream, "digest")
 
-    def take_part(self, part: BlockSnapshot) -> int | None:
-        """Add a snapshot part. The number of the next part to ask for, or None when done."""
+    def take_part(self, part: BlockSnapshot) -> tuple[int, int] | None:
+        """Add a snapshot part. The next part to ask for, and of which snapshot; None when done."""
         stream = self._streams.get(part.worker)
-        if stream is None or stream.epoch != part.epoch or stream.parts is None:
+        if stream is None or stream.epoch != part.epoch or stream.snapshot is None:
             self.refused += 1
             return None
-        if part.chunk != len(stream.parts) or (
-            part.chunk > 0 and part.sequence != stream.parts_sequence
+        snapshot = stream.snapshot
+        if part.chunk != snapshot.next_chunk or (
+            part.chunk > 0 and part.sequence != snapshot.sequence
         ):
-            stream.parts = []
-            return 0
-        stream.parts_sequence = part.sequence
-        stream.parts.append(part.blocks)
-        if len(stream.parts) < part.chunks:
-            return len(stream.parts)
-        self._swap(part.worker, stream)
+            stream.snapshot = _Snapshot()
+            return 0, 0
+        snapshot.sequence = part.sequence
+        snapshot.next_chunk += 1
+        snapshot.blocks.update(part.blocks)
+        for block in part.blocks:
+            self._add(part.worker, stream, block)
+        if snapshot.next_chunk < part.chunks:
+            return snapshot.next_chunk, snapshot.sequence
+        self._adopt(part.worker, stream, snapshot)
         return None
 
     def abandon_snapshot(self, worker: WorkerId, epoch: Epoch) -> None:
         """The worker did not answer: let a later heartbeat try again."""
         stream = self._streams.get(worker)
         if stream is not None and stream.epoch == epoch:
-            stream.parts = None
+            stream.snapshot = None
 
     # -- inside ------------------------------------------------------------------------
 
@@ -157,31 +176,42 @@ class PrefixIndex:
         workers = self._streams if among is None else among
         return {w for w in workers if self._predicted.get((w, block), 0.0) > now}
 
-    def _begin_snapshot(self, stream: _Stream) -> bool:
-        stream.parts = []
-        self.resyncs += 1
+    def _begin_snapshot(self, stream: _Stream, cause: str) -> bool:
+        if stream.snapshot is not None:
+            return False
+        stream.snapshot = _Snapshot()
+        self.resyncs[cause] += 1
         return True
 
     def _drain(self, worker: WorkerId, stream: _Stream) -> None:
         while (event := stream.held.pop(stream.sequence + 1, None)) is not None:
             stream.sequence = event.sequence
-            match event:
-                case BlocksStored():
-                    for block in event.blocks:
-                        self._add(worker, stream, block)
-                case BlocksRemoved():
-                    for block in event.blocks:
-                        self._remove(worker, stream, block)
-                case BlocksCleared():
-                    self._detach(worker, stream)
+            self._change(worker, stream, event)
+            if stream.snapshot is not None:
+                stream.snapshot.since.append(event)
+                if len(stream.snapshot.since) > _MAX_HELD_EVENTS:
+                    stream.snapshot = None
 
-    def _swap(self, worker: WorkerId, stream: _Stream) -> None:
-        parts, stream.parts = stream.parts or [], None
-        self._detach(worker, stream)
-        for blocks in parts:
-            for block in blocks:
-                self._add(worker, stream, block)
-        stream.sequence = max(stream.sequence, stream.parts_sequence)
+    def _change(self, worker: WorkerId, stream: _Stream, event: BlockEvent) -> None:
+        match event:
+            case BlocksStored():
+                for block in event.blocks:
+                    self._add(worker, stream, block)
+            case BlocksRemoved():
+                for block in event.blocks:
+                    self._remove(worker, stream, block)
+            case BlocksCleared():
+                self._detach(worker, stream)
+
+    def _adopt(self, worker: WorkerId, stream: _Stream, snapshot: _Snapshot) -> None:
+        """The snapshot is whole: drop what it lacks, then apply what happened after it."""
+        for block in stream.blocks - snapshot.blocks:
+            self._remove(worker, stream, block)
+        for event in snapshot.since:
+            if event.sequence > snapshot.sequence:
+                self._change(worker, stream, event)
+        stream.snapshot = None
+        stream.sequence = max(stream.sequence, snapshot.sequence)
         stream.held = {n: event for n, event in stream.held.items() if n > stream.sequence}
         self._drain(worker, stream)
 

@@ -7,6 +7,7 @@ import random
 from services.scheduler.core.events import Answer
 from services.scheduler.core.machine import SchedulerMachine, SchedulerSettings
 from services.scheduler.core.placement import PlacementSettings
+from services.scheduler.core.recovery import RETRIES, RetrySettings
 from shared.ids import Attempt, BlockHash, Epoch, RequestId, WorkerId
 from shared.wire.requests import Placement, PlaceRequest, Refused, WorkerRef
 from shared.wire.workers import BlockCount, CostModel, Heartbeat, WorkerLoad
@@ -65,6 +66,8 @@ def ask(
     route: str = "auto",
     model: str = "model",
     excluded: tuple[WorkerRef, ...] = (),
+    failures: int = 0,
+    signature: str = "",
 ) -> PlaceRequest:
     return PlaceRequest(
         request=RequestId(request),
@@ -76,16 +79,26 @@ def ask(
         route=route,
         excluded=excluded,
         deadline_s=60.0,
+        failures=failures,
+        signature=signature,
     )
 
 
-def machine(route: str = "auto", settled_at: float = 0.0) -> SchedulerMachine:
+def machine(
+    route: str = "auto",
+    settled_at: float = 0.0,
+    *,
+    leader_epoch: int = 1,
+    retries: RetrySettings = RETRIES,
+) -> SchedulerMachine:
+    """A core that leads, or with `leader_epoch` 0 one that follows."""
     settings = SchedulerSettings(
-        leader_epoch=Epoch(1),
+        leader_epoch=Epoch(leader_epoch),
         lost_after_s=3.0,
         settled_at=settled_at,
         route=route,
         placement=PlacementSettings(colocate_below_tokens=16),
+        retries=retries,
     )
     return SchedulerMachine(settings, random.Random(7))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from services.scheduler.app import SchedulerApp
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.store import EpochStore
@@ -14,7 +12,6 @@ from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
 from shared.bus.memory import MemoryBus
 from shared.bus.memory_broker import MemoryBroker
-from shared.errors import StartupError
 from shared.ids import Epoch, WorkerId
 from shared.wire import subjects
 from shared.wire.blocks import BlockSnapshot, BlocksStored, SnapshotRequest
@@ -121,14 +118,3 @@ async def test_a_silent_worker_is_announced(tmp_path: Path) -> None:
         (message,) = heard
         assert isinstance(message, WorkerLost)
         assert (message.worker, message.cause) == ("decode-0", "silent")
-
-
-async def test_an_older_leader_steps_down(tmp_path: Path) -> None:
-    broker = MemoryBroker()
-    scheduler = MemoryBus(broker, "other", "scheduler")
-    store = EpochStore(await scheduler.key_value(subjects.EPOCHS))
-    with pytest.RaisesGroup(pytest.RaisesExc(StartupError, match="steps down")):
-        async with running() as tasks:
-            await lead(broker, tasks, tmp_path)
-            assert await store.lead("another") == 2
-            await asyncio.Event().wait()

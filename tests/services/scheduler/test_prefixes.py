@@ -72,8 +72,8 @@ def test_a_gap_asks_once_and_the_snapshot_repairs_it() -> None:
     assert prefixes.apply(stored(3, 3))
     assert not prefixes.apply(stored(4, 4))
     part = BlockSnapshot(W, Epoch(1), 3, "device", 0, 2, names(1, 2))
-    assert prefixes.take_part(part) == 1
-    assert prefixes.depths(names(1, 2), 0.0) == {W: 1}
+    assert prefixes.take_part(part) == (1, 3)
+    assert prefixes.depths(names(1, 2), 0.0) == {W: 2}
     rest = BlockSnapshot(W, Epoch(1), 3, "device", 1, 2, names(3))
     assert prefixes.take_part(rest) is None
     assert prefixes.depths(names(1, 2, 3, 4), 0.0) == {W: 4}
@@ -85,11 +85,42 @@ def test_a_snapshot_that_moved_on_between_parts_starts_again() -> None:
     prefixes.apply(stored(2, 2))
     prefixes.take_part(BlockSnapshot(W, Epoch(1), 2, "device", 0, 2, names(1)))
     moved = BlockSnapshot(W, Epoch(1), 5, "device", 1, 2, names(9))
-    assert prefixes.take_part(moved) == 0
+    assert prefixes.take_part(moved) == (0, 0)
     prefixes.abandon_snapshot(W, Epoch(1))
-    late = BlockCount(5, 1, "f" * 32)
+    assert prefixes.reconcile(W, Epoch(1), BlockCount(5, 1, "f" * 32))
+    assert prefixes.resyncs == {"gap": 1, "new": 1}
+
+
+def test_a_beat_that_overtakes_its_events_is_forgiven_once() -> None:
+    prefixes = index()
+    prefixes.apply(stored(1, 1))
+    late = BlockCount(5, 5, "f" * 32)
     assert not prefixes.reconcile(W, Epoch(1), late)
     assert prefixes.reconcile(W, Epoch(1), late)
+    assert prefixes.resyncs == {"behind": 1}
+
+
+def test_events_during_a_snapshot_are_not_lost() -> None:
+    """The snapshot is true at 3; what happened at 4 and 5 meanwhile still counts afterwards."""
+    prefixes = index()
+    prefixes.apply(stored(1, 1))
+    prefixes.apply(stored(2, 2))
+    assert prefixes.reconcile(W, Epoch(1), BlockCount(2, 7, "f" * 32))
+    assert prefixes.take_part(BlockSnapshot(W, Epoch(1), 3, "device", 0, 2, names(1, 3))) == (1, 3)
+    for event in (stored(3, 3), stored(4, 4), removed(5, 3)):
+        assert not prefixes.apply(event)
+    last = BlockSnapshot(W, Epoch(1), 3, "device", 1, 2, names(9))
+    assert prefixes.take_part(last) is None
+    assert [bool(prefixes.depths(names(n), 0.0)) for n in (1, 2, 3, 4, 9)] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    prefixes.check()
+    assert not prefixes.apply(stored(6, 6))
+    assert prefixes.depths(names(6), 0.0) == {W: 1}
 
 
 def test_predictions_count_until_they_expire_and_never_as_facts() -> None:

@@ -61,9 +61,9 @@ class Scheduler:
         await self.bus.subscribe(subjects.HEARTBEATS, self._beat)
         await self.bus.subscribe(subjects.BLOCK_EVENTS, self._event)
 
-    async def snapshot(self, chunk: int) -> Message:
+    async def snapshot(self, chunk: int, sequence: int = 0) -> Message:
         subject = subjects.snapshot("decode", WorkerId("decode-0"))
-        return await self.bus.request(subject, SnapshotRequest(chunk), Headers(), 1.0)
+        return await self.bus.request(subject, SnapshotRequest(chunk, sequence), Headers(), 1.0)
 
     async def _register(self, delivery: Delivery) -> Registered:
         assert isinstance(delivery.message, RegisterWorker)
@@ -208,9 +208,36 @@ async def test_snapshots_come_in_parts_of_one_moment(
             (1, 2, 3),
         ]
         assert [name for part in parts for name in part.blocks] == [_name(n) for n in range(10)]
-        beyond = await scheduler.snapshot(2)
+        beyond = await scheduler.snapshot(3)
         assert isinstance(beyond, Refused)
         assert beyond.code == Code.STALE
+
+
+async def test_two_schedulers_read_snapshots_of_two_moments(
+    memory_broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SNAPSHOT_BLOCKS", 1)
+    scheduler, worker = Scheduler(memory_broker), Worker()
+    await scheduler.listen()
+
+    def stored(*numbers: int) -> None:
+        names = tuple(_name(number) for number in numbers)
+        worker.names += names
+        member.publish_blocks([Stored(None, names)])
+
+    async with _member(memory_broker, worker) as member:
+        stored(1, 2)
+        await scheduler.snapshot(0)
+        stored(3)
+        await scheduler.snapshot(0)
+        old, new = await scheduler.snapshot(1, 1), await scheduler.snapshot(2, 2)
+        assert isinstance(old, BlockSnapshot) and isinstance(new, BlockSnapshot)
+        assert (old.sequence, old.chunks, old.blocks) == (1, 2, (_name(2),))
+        assert (new.sequence, new.chunks, new.blocks) == (2, 3, (_name(3),))
+        stored(4)
+        await scheduler.snapshot(0)
+        gone = await scheduler.snapshot(1, 1)
+        assert isinstance(gone, Refused) and gone.code == Code.STALE
 
 
 async def test_an_outage_leaves_a_gap_and_a_beat_follows_at_once(
