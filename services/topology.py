@@ -15,7 +15,7 @@ from shared.errors import StartupError
 
 ROLES: Final = ("scheduler", "kvpool", "prefill", "decode", "gateway")
 """In the order in which the supervisor lists them."""
-SINGLE: Final = ("scheduler", "gateway")
+SINGLE: Final = ("gateway",)
 ENGINES: Final = ("prefill", "decode")
 MAX_COUNT: Final = 64
 

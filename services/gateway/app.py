@@ -68,11 +68,11 @@ class GatewayApp:
         """Serve until drained. Raises StartupError: no model, a busy port, no scheduler."""
         checkpoint, text = await self._open_model()
         traces = self._open_traces()
+        self._membership = Membership(scope, Traits(checkpoint.digest), NothingToReport())
         try:
-            courier = self._build_core(checkpoint)
+            courier = self._build_core(checkpoint, self._membership)
             await courier.start()
             await self._open_doors(self._build_endpoints(checkpoint, text, courier), traces)
-            self._membership = Membership(scope, Traits(checkpoint.digest), NothingToReport())
             await self._membership.join()
             self._joined = True
             scope.log.event("gateway.serving", ports=self.ports)
@@ -148,7 +148,7 @@ class GatewayApp:
         self._metrics.store_bytes.set_function(store.size_bytes)
         return Traces(store, self._metrics)
 
-    def _build_core(self, checkpoint: Checkpoint) -> Courier:
+    def _build_core(self, checkpoint: Checkpoint, membership: Membership) -> Courier:
         config, scope = self._config, self._scope
         identity = CacheIdentity(
             namespace=config.namespace,
@@ -168,6 +168,7 @@ class GatewayApp:
         self._machine = GatewayMachine(gateway, policy, limits)
         around = Surroundings(
             gateway=gateway,
+            epoch=lambda: membership.epoch,
             bus=scope.bus,
             clock=scope.clock,
             tasks=scope.tasks,

@@ -6,7 +6,7 @@ Owns the tasks of open questions and the clock's tick. Decides nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
@@ -27,7 +27,7 @@ from shared.errors import (
     NoResponder,
     PayloadTooLarge,
 )
-from shared.ids import Attempt, RequestId, WorkerId
+from shared.ids import Attempt, Epoch, RequestId, WorkerId
 from shared.telemetry.log import Log
 from shared.telemetry.trace import Tracer
 from shared.wire import subjects
@@ -53,6 +53,8 @@ class Surroundings:
     """What the courier works with."""
 
     gateway: WorkerId
+    epoch: Callable[[], Epoch]
+    """Of this incarnation: workers end its jobs when it is declared dead. 0: none yet."""
     bus: Bus
     clock: Clock
     tasks: asyncio.TaskGroup
@@ -219,6 +221,8 @@ class Courier:
         metrics = self._around.metrics
         if action.what == "stale_chunk":
             metrics.stale_chunks.labels(action.label).inc()
+        elif action.what == "fenced":
+            metrics.fenced.labels(action.label).inc()
         else:
             metrics.ignored.labels(action.label).inc()
 
@@ -297,14 +301,17 @@ class Courier:
     def _headers(self, request: RequestId, attempt: Attempt) -> Headers:
         session = self._sessions.get(request)
         span = None if session is None else session.attempts.get(attempt)
-        return Headers(traceparent="" if span is None else span.traceparent)
+        traceparent = "" if span is None else span.traceparent
+        return Headers(traceparent=traceparent, epoch=self._around.epoch() or None)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start an exchange. While the process ends none can start any more; then deadlines and
         the loss of our heartbeat end the work elsewhere."""
         guarded = self._guarded(work)
         try:
-            self._around.tasks.create_task(guarded, name=name)
+            task = self._around.tasks.create_task(guarded, name=name)
+            # Cancelled before its first step it would leave the exchange unawaited.
+            task.add_done_callback(lambda _: work.close())
         except RuntimeError:
             guarded.close()
             work.close()

@@ -45,6 +45,7 @@ class GatewayMetrics:
         self.blocked = counter(
             "baton_stream_blocked_seconds_total", "Time that streams waited for their client."
         )
+        self.fenced = counter("baton_fenced_total", "Refused as outdated.", ("by",))
         self.ignored = counter(
             "baton_ignored_events_total", "Late, repeated or unknown messages.", ("what",)
         )

@@ -41,15 +41,15 @@ from services.gateway.core.events import (
     TokensArrived,
     WorkerDied,
 )
+from services.gateway.core.leader import Leader
 from services.gateway.core.ordering import TokenOrder
 from services.gateway.core.request import Holder, Policy, Request
 from services.gateway.core.settling import Settlement
 from shared.errors import Code
-from shared.ids import Attempt, Epoch, RequestId, WorkerId
-from shared.wire.requests import Accepted, Placement, PlacementEnded, Refused, TokenChunk
+from shared.ids import Attempt, RequestId, WorkerId
+from shared.wire.requests import Accepted, PlacementEnded, Refused, TokenChunk
 
 _REMEMBERED: Final = 1_024
-_LEADER_MEMORY_S: Final = 10.0
 
 
 class GatewayMachine:
@@ -63,8 +63,7 @@ class GatewayMachine:
         self._admission = Admission(limits)
         self._settlement = Settlement(policy.settle_tries)
         self._grace_until_s = float("-inf")
-        self._leader_epoch = Epoch(0)
-        self._leader_seen_s = float("-inf")
+        self._leader = Leader()
 
     @property
     def open_requests(self) -> int:
@@ -218,19 +217,10 @@ class GatewayMachine:
         if isinstance(answer, Refused):
             return recovery.refuse_placement(request, answer, self._policy, now)
         ours = (answer.request, answer.attempt) == (event.request, event.attempt)
-        if not ours or not self._from_leader(answer, now):
+        if not ours or not self._leader.accepts(answer.leader_epoch, now):
             silence = PlaceUnanswered(event.request, event.attempt, Silence.BROKEN)
             return [Count("fenced", "leader_epoch"), *self._place_unanswered(silence, now)]
         return placing.accept_placement(request, answer, self._policy, self._gateway, now)
-
-    def _from_leader(self, placement: Placement, now: float) -> bool:
-        """Placements of an older leader are refused while the newer one is fresh in memory."""
-        forgotten = now - self._leader_seen_s > _LEADER_MEMORY_S
-        if placement.leader_epoch < self._leader_epoch and not forgotten:
-            return False
-        self._leader_epoch = placement.leader_epoch
-        self._leader_seen_s = now
-        return True
 
     def _place_unanswered(self, event: PlaceUnanswered, now: float) -> list[Action]:
         request = self._current(event.request, event.attempt)
@@ -275,7 +265,7 @@ class GatewayMachine:
                 actions.append(Count("stale_chunk", why))
             elif entry.attempt != request.attempt:
                 actions.append(Count("stale_chunk", "stale"))
-            elif (holder := _sender(request, chunk.worker, chunk.epoch)) is None:
+            elif (holder := request.sender(chunk.worker, chunk.epoch)) is None:
                 actions.append(Count("stale_chunk", "fenced"))
             else:
                 actions += self._stream(
@@ -298,13 +288,13 @@ class GatewayMachine:
         if said is None:
             return [*recovery.end_attempt(request, "finished", finish, (), now), *actions]
         request.note(now, f"finished ({finish}) by {holder.role} {holder.ref.worker}")
-        ended = PlacementEnded(request.id, request.attempt, "finished")
-        return [EndAttempt(request.id, request.attempt, "finished"), ReportEnd(ended), *actions]
+        ended = EndAttempt(request.id, request.attempt, "finished")
+        return [ended, recovery.report(request, "finished"), *actions]
 
     def _attempt_failed(self, event: AttemptFailed, now: float) -> list[Action]:
         failure = event.failure
         request = self._current(failure.request, failure.attempt)
-        holder = None if request is None else _sender(request, failure.worker, failure.epoch)
+        holder = None if request is None else request.sender(failure.worker, failure.epoch)
         if request is None or holder is None:
             return [Count("ignored_event", "job_failed")]
         return watching.gave_up(request, holder, failure, self._policy, now)
@@ -333,11 +323,23 @@ class GatewayMachine:
 
     def _worker_died(self, event: WorkerDied, now: float) -> list[Action]:
         lost = event.lost
+        if not self._leader.accepts(lost.leader_epoch, now):
+            return [Count("fenced", "leader_epoch")]
+        if lost.role == "scheduler":
+            return self._leader_changed(now)
         actions: list[Action] = []
         for request in list(self._open.values()):
             actions += watching.declared_dead(request, lost, self._policy, now, self._grace(now))
         if not self._grace(now):
             self._settlement.worker_died(lost.worker)
+        return actions
+
+    def _leader_changed(self, now: float) -> list[Action]:
+        """What the old leader was asked is asked again at once."""
+        actions: list[Action] = []
+        for request in self._open.values():
+            if request.placement is None:
+                actions += placing.place(request, self._policy, now)
         return actions
 
     # -- time and the bus ----------------------------------------------------------------
@@ -390,10 +392,3 @@ class GatewayMachine:
 
 def _same_incarnation(holder: Holder, answer: Accepted) -> bool:
     return (answer.worker, answer.epoch) == (holder.ref.worker, holder.ref.epoch)
-
-
-def _sender(request: Request, worker: WorkerId, epoch: Epoch) -> Holder | None:
-    for holder in request.holders.values():
-        if (holder.ref.worker, holder.ref.epoch) == (worker, epoch):
-            return holder
-    return None

@@ -5,14 +5,20 @@ Turns answers into the next step, or into a failure for `recovery.py`. Pure.
 
 from __future__ import annotations
 
+import hashlib
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from services.gateway.core.actions import Action, Place, SendJob, ShowPlacement, StartAttempt
 from services.gateway.core.events import Role
 from services.gateway.core.request import Holder, Policy, Request
-from shared.ids import WorkerId
-from shared.kv.hashing import block_hashes
+from shared.ids import BlockHash, WorkerId
+from shared.kv.hashing import NAME_BYTES, CacheIdentity, block_hashes, chain_root
 from shared.wire.requests import DecodeJob, Placement, PlaceRequest, PrefillJob, Sampling
+
+_SIGNATURE: Final = b"baton-signature"
 
 
 def start_attempt(request: Request, cause: str, now: float) -> list[Action]:
@@ -26,16 +32,21 @@ def place(request: Request, policy: Policy, now: float) -> list[Action]:
     """Ask the scheduler where the current attempt should run."""
     request.place_due_s = None
     tokens = request.prompt + request.order.emitted
+    names = block_hashes(policy.identity, tokens)
+    if not request.signature:
+        request.signature = _signature(policy.identity, names, request.prompt)
     message = PlaceRequest(
         request=request.id,
         attempt=request.attempt,
         prompt_tokens=len(tokens),
         max_tokens=_sampling_left(request).max_tokens,
-        block_hashes=block_hashes(policy.identity, tokens),
+        block_hashes=names,
         model_digest=policy.identity.model_digest,
         route=request.route,
         excluded=request.excluded,
         deadline_s=max(0.0, request.deadline_s - now),
+        failures=request.failures,
+        signature=request.signature,
     )
     return [Place(message)]
 
@@ -123,6 +134,17 @@ def due_jobs(request: Request, policy: Policy, gateway: WorkerId, now: float) ->
         for holder in request.holders.values()
         if holder.job_due_s is not None and now >= holder.job_due_s
     ]
+
+
+def _signature(identity: CacheIdentity, names: Sequence[BlockHash], prompt: tuple[int, ...]) -> str:
+    """Digest of a whole prompt of a tenant. `names` are those of its full blocks (and perhaps of
+    more): the rest of the prompt goes in as it is."""
+    full = len(prompt) // identity.block_tokens
+    last = bytes.fromhex(names[full - 1]) if full else chain_root(identity)
+    rest = prompt[full * identity.block_tokens :]
+    digest = hashlib.blake2b(last, digest_size=NAME_BYTES, person=_SIGNATURE)
+    digest.update(struct.pack(f"<{len(rest)}I", *rest))
+    return digest.hexdigest()
 
 
 def _sampling_left(request: Request) -> Sampling:

@@ -44,16 +44,37 @@ def code_of(text: str) -> Code:
 
 
 def end_attempt(
-    request: Request, outcome: str, cause: str, failed: tuple[WorkerRef, ...], now: float
+    request: Request,
+    outcome: str,
+    cause: str,
+    failed: tuple[WorkerRef, ...],
+    now: float,
+    *,
+    died: tuple[WorkerRef, ...] = (),
 ) -> list[Action]:
-    """Undo the current attempt everywhere: every possible holder, and the scheduler's charge."""
+    """Undo the current attempt everywhere: every possible holder, and the scheduler's charge.
+    `died`: of those that failed, who died while it computed this attempt."""
     request.note(now, f"ends: {outcome}")
     actions: list[Action] = [EndAttempt(request.id, request.attempt, outcome)]
     actions += cancel_holders(request, cause)
-    actions.append(ReportEnd(PlacementEnded(request.id, request.attempt, outcome, failed)))
+    actions.append(report(request, outcome, failed, died))
     request.holders = {}
     request.placement = None
     return actions
+
+
+def report(
+    request: Request,
+    outcome: str,
+    failed: tuple[WorkerRef, ...] = (),
+    died: tuple[WorkerRef, ...] = (),
+) -> ReportEnd:
+    """What the scheduler is told about the end of the current attempt."""
+    emitted = request.order.next_index - request.first_index
+    ended = PlacementEnded(
+        request.id, request.attempt, outcome, failed, request.signature, died, emitted
+    )
+    return ReportEnd(ended)
 
 
 def cancel_holders(request: Request, cause: str) -> list[Action]:
@@ -63,11 +84,17 @@ def cancel_holders(request: Request, cause: str) -> list[Action]:
 
 
 def fail_attempt(
-    request: Request, code: Code, failed: tuple[WorkerRef, ...], policy: Policy, now: float
+    request: Request,
+    code: Code,
+    failed: tuple[WorkerRef, ...],
+    policy: Policy,
+    now: float,
+    *,
+    died: tuple[WorkerRef, ...] = (),
 ) -> list[Action]:
     """The attempt broke. Another one after the emitted tokens, or the end of the request."""
     ran = request.ran
-    actions = end_attempt(request, code.value, code.value, failed, now)
+    actions = end_attempt(request, code.value, code.value, failed, now, died=died)
     exclude(request, failed)
     if code in _HOPELESS:
         return [*actions, _fail(request, code, "the request cannot be served")]
@@ -144,7 +171,8 @@ def scheduler_silent(
     if out_of_patience(request, now):
         message = "the scheduler does not answer"
         return give_up(request, Code.CONTROL_PLANE_DOWN, message, now)
-    request.place_due_s = back_off(request, policy, now)
+    due_s = back_off(request, policy, now)
+    request.place_due_s = min(due_s, now + policy.scheduler_backoff_limit_s)
     return []
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from services.gateway.core.events import Role
 from services.gateway.core.ordering import TokenOrder
-from shared.ids import Attempt, RequestId
+from shared.ids import Attempt, Epoch, RequestId, WorkerId
 from shared.kv.hashing import CacheIdentity
 from shared.wire.requests import Placement, Sampling, WorkerRef
 
@@ -38,6 +38,8 @@ class Policy:
     """The same after a worker was lost: somebody has already waited for this answer."""
     backoff_s: float = 0.1
     backoff_limit_s: float = 1.0
+    scheduler_backoff_limit_s: float = 0.25
+    """Asking for a scheduler costs it nothing while it is away: a new one is found soon."""
     reconnect_grace_s: float = 5.0
     """After our connection came back, peers may still be reconnecting: silence is no proof."""
     handoff_grace_s: float = 3.0
@@ -98,6 +100,8 @@ class Request:
     gap_since_s: float | None = None
     handoff_until_s: float | None = None
     cached_tokens: int | None = None
+    signature: str = ""
+    """Digest of the prompt, once it was asked where to run."""
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
 
     @property
@@ -109,6 +113,13 @@ class Request:
     def attempt_started(self) -> bool:
         """The current attempt has added tokens to the stream."""
         return self.order.next_index > self.first_index
+
+    def sender(self, worker: WorkerId, epoch: Epoch) -> Holder | None:
+        """The holder that this incarnation is."""
+        for holder in self.holders.values():
+            if (holder.ref.worker, holder.ref.epoch) == (worker, epoch):
+                return holder
+        return None
 
     def begin_attempt(self, now: float) -> None:
         """Forget everything of the last attempt; the stream goes on."""

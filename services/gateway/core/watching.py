@@ -140,7 +140,7 @@ def declared_dead(
         if holder.ref.worker != died.worker or holder.ref.epoch > died.epoch:
             continue
         if not grace:
-            return lost(request, holder, policy, now)
+            return lost(request, holder, policy, now, left=died.cause == "ended")
         ask_soon(request, policy, now)
     return []
 
@@ -154,8 +154,11 @@ def ask_soon(request: Request, policy: Policy, now: float) -> None:
             holder.job_due_s = now
 
 
-def lost(request: Request, holder: Holder, policy: Policy, now: float) -> list[Action]:
-    """A holder is dead. Prefill's death matters only until decode goes on without it."""
+def lost(
+    request: Request, holder: Holder, policy: Policy, now: float, *, left: bool = False
+) -> list[Action]:
+    """A holder is dead (or has `left` in peace). Prefill's death matters only until decode goes
+    on without it."""
     request.note(now, f"{holder.role} {holder.ref.worker} lost")
     if holder.role is Role.PREFILL and request.decoding:
         return []
@@ -163,7 +166,18 @@ def lost(request: Request, holder: Holder, policy: Policy, now: float) -> list[A
         holder.unknown = True
         _wait_for_decode(request, policy, now)
         return []
-    return fail_attempt(request, Code.WORKER_LOST, (holder.ref,), policy, now)
+    died = (holder.ref,) if _was_computing(request, holder) and not left else ()
+    return fail_attempt(request, Code.WORKER_LOST, (holder.ref,), policy, now, died=died)
+
+
+def _was_computing(request: Request, holder: Holder) -> bool:
+    """Whether the holder's engine may have been at work on the attempt: prefill until the first
+    token, decode from then on (or from the beginning, when it does both)."""
+    placement = request.placement
+    if not holder.accepted or placement is None:
+        return False
+    both = placement.prefill is None
+    return request.attempt_started == (holder.role is Role.DECODE) or both
 
 
 def handoff_overdue(request: Request, policy: Policy, now: float) -> list[Action]:

@@ -135,3 +135,12 @@ async def test_every_span_closes_on_every_ending(
         if error is None:
             assert attributes["gen_ai.usage.output_tokens"] == 6
             assert {"gateway.parse", "gateway.render", "gateway.stream"} <= {s.name for s in spans}
+
+
+async def test_jobs_say_which_incarnation_of_the_gateway_sent_them(tmp_path: Path) -> None:
+    """F07: when it dies workers end its jobs, and those of its successor go on."""
+    async with rig(tmp_path) as gateway:
+        await gateway.events()
+        sent = [headers for worker in gateway.cluster.workers for headers in worker.headers]
+        assert sent
+        assert {headers.epoch for headers in sent} == {1}

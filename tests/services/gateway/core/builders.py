@@ -122,8 +122,10 @@ class Core:
         failure = JobFailed(R, Attempt(attempt), ref.worker, ref.epoch, code, "")
         return self.feed(ev.AttemptFailed(failure))
 
-    def died(self, ref: WorkerRef, role: str) -> list[act.Action]:
-        lost = WorkerLost(ref.worker, role, ref.epoch, Epoch(1), "silent")
+    def died(
+        self, ref: WorkerRef, role: str, *, cause: str = "silent", leader_epoch: int = 1
+    ) -> list[act.Action]:
+        lost = WorkerLost(ref.worker, role, ref.epoch, Epoch(leader_epoch), cause)
         return self.feed(ev.WorkerDied(lost))
 
     def resent(self, role: Role, answer: TokenEntry | Refused, attempt: int = 1) -> None:

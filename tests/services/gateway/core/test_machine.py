@@ -66,7 +66,9 @@ def test_first_token_from_prefill_then_decode_then_the_end() -> None:
     core.chunk(1, 6)
     core.chunk(2, 99, finish="stop")
     assert core.tokens == [5, 6, 99] and core.finish == "stop"
-    assert core.got(act.ReportEnd)[0].message == PlacementEnded(R, Attempt(1), "finished")
+    ended = core.got(act.ReportEnd)[0].message
+    signature = core.all(act.Place)[0].message.signature
+    assert ended == PlacementEnded(R, Attempt(1), "finished", (), signature, (), 3)
     assert core.all(act.Cancel) == [] and core.machine.open_requests == 0
 
 
