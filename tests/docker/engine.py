@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from services.fetch import PACKAGE
 from tests.architecture.sources import ROOT
 
 IMAGE: Final = "baton:cpu"
+DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 UP_S: Final = 400
 _POLL_S: Final = 0.5
 
@@ -24,13 +26,24 @@ def why_not() -> str:
     """Empty when these tests can run here, else the reason to skip."""
     if compose_command() is None:
         return "neither docker-compose nor docker compose is installed"
+    if not _listens():
+        return "no Docker engine runs here"
     try:
         client = docker.from_env(timeout=10)
         client.ping()
     except docker.errors.DockerException:
-        return "no Docker engine runs here"
+        return "the Docker engine does not answer"
     client.close()
     return ""
+
+
+def _listens() -> bool:
+    """Knock first: the SDK leaves its socket open when an ended engine's file is still there."""
+    host = os.environ.get("DOCKER_HOST", DEFAULT_HOST)
+    if not host.startswith("unix://"):
+        return True
+    with socket.socket(socket.AF_UNIX) as knock:
+        return knock.connect_ex(host.removeprefix("unix://")) == 0
 
 
 def compose_command() -> list[str] | None:
