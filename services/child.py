@@ -6,18 +6,16 @@ Knows nothing of services. Its output goes to a file; a child dies with its supe
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from shared.orphans import end_with_parent
+
 _TAIL_BYTES: Final = 16_384
 _LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _KILL_S: Final = 10.0
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Child:
@@ -65,7 +63,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def signal(self, number: signal.Signals) -> None:
@@ -107,8 +105,3 @@ class Child:
             lines = source.read().decode("utf-8", "replace").splitlines()
         plain = [line.strip() for line in lines if line.strip() and not line.startswith("{")]
         return plain[-1] if plain else ""
-
-
-def _end_with_parent() -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

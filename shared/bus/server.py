@@ -18,6 +18,7 @@ from typing import Final
 from shared.bus.credentials import write_credentials, write_private
 from shared.bus.server_config import render_server_config
 from shared.errors import StartupError
+from shared.orphans import end_with_parent
 from shared.wire.codec import MAX_BYTES
 from shared.wire.subjects import GRANTS
 
@@ -69,6 +70,7 @@ class NatsServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         try:
             self._wait_ready(self.process, Path(binary).name)

@@ -105,6 +105,28 @@ async def test_serves_revives_the_dead_and_drains(tmp_path: Path) -> None:
     assert list(run.glob("*-0.json")) == []
 
 
+def processes_of(run: Path) -> list[int]:
+    """Everything that was started with this run folder on its command line, but zombies."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(run).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    async with serve("--model=hashchain", f"--run-dir={run}", *FREE) as running:
+        await running.until("Ctrl-C drains and stops")
+        assert len(processes_of(run)) == 7
+        running.process.kill()
+        await running.end()
+        async with asyncio.timeout(30):
+            while processes_of(run):  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.05)
+
+
 async def test_two_clusters_do_not_share_a_run_folder(tmp_path: Path) -> None:
     flags = ("--model=hashchain", f"--run-dir={tmp_path / 'run'}", *FREE)
     async with serve(*flags) as first:
