@@ -62,6 +62,11 @@ class ProcessSettings:
     lease_s: float = setting(30.0, "seconds that pages wait for their reader")
     drain_s: float = setting(60.0, "seconds that running work may take after SIGTERM")
     block_tokens: int = setting(16, "token positions per block")
+    dtype: str = setting(
+        "float32",
+        "number type of weights and KV pages, and part of every block's name",
+        choices=("float32", "bfloat16", "float16"),
+    )
     model_path: str = setting("", "GGUF file, Hugging Face folder, or 'hashchain'")
     served_model_name: str = setting("", "name in the API (file name)")
     otlp_endpoint: str | None = setting(

@@ -14,7 +14,6 @@ class DecodeConfig(ProcessSettings):
 
     engine: str = setting("torch", "backend of the model", choices=("torch", "hashchain"))
     device: str = setting("cpu", "torch device of weights and pages, e.g. cuda:0")
-    dtype: str = setting("float32", "weights and pages", choices=("float32", "bfloat16", "float16"))
     kv_pages: int = setting(1024, "pages of block_tokens positions each")
     step_tokens: int = setting(512, "most tokens of one engine step")
     max_sequences: int = setting(64, "sequences that may hold pages at once")
@@ -24,6 +23,9 @@ class DecodeConfig(ProcessSettings):
         8192, "most prompt tokens computed here when prefill cannot deliver them"
     )
     pull_timeout_s: float = setting(10.0, "seconds that one read of pages may take")
+    poison_token: int = setting(
+        -1, "for fault tests, hashchain only: computing this token ends the process; -1: none"
+    )
     transport: str = setting(
         "auto", "of pages: shared memory in one host, else TCP", choices=("auto", "shm", "tcp")
     )

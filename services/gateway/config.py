@@ -23,11 +23,6 @@ class GatewayConfig(ProcessSettings):
     traces_host: str = setting("127.0.0.1", "address of that port, for services on other hosts")
     serve: tuple[str, ...] = setting(LISTENERS, "listeners to open: public,admin,traces")
     allow_anonymous: bool = setting(False, "serve without keys on an address beyond loopback")
-    dtype: str = setting(
-        "float32",
-        "number type of the workers' KV; block names depend on it",
-        choices=("float32", "bfloat16", "float16"),
-    )
     namespace: str = setting("public", "whose cached blocks requests share")
     route: str = setting(
         "auto",

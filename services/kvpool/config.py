@@ -16,11 +16,6 @@ class KvPoolConfig(ProcessSettings):
     """How much is kept, and how it is moved."""
 
     host_bytes: int = setting(8 * _GIB, "host memory for blocks; taken from the system as it fills")
-    dtype: str = setting(
-        "float32",
-        "of the pages, as in prefill and decode",
-        choices=("float32", "bfloat16", "float16"),
-    )
     pull_pages: int = setting(64, "most pages in one read from an owner")
     pull_timeout_s: float = setting(10.0, "seconds that one read from an owner may take")
     offer_limit: int = setting(64, "offers that may wait; further ones are refused")

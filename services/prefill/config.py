@@ -14,12 +14,14 @@ class PrefillConfig(ProcessSettings):
 
     engine: str = setting("torch", "backend of the model", choices=("torch", "hashchain"))
     device: str = setting("cpu", "torch device of weights and pages, e.g. cuda:0")
-    dtype: str = setting("float32", "weights and pages", choices=("float32", "bfloat16", "float16"))
     kv_pages: int = setting(1024, "pages of block_tokens positions each")
     chunk_tokens: int = setting(2048, "most prompt tokens in one engine step")
     queue_limit: int = setting(1024, "jobs that may wait for pages; further ones are refused")
     lease_grace_s: float = setting(5.0, "seconds past a request's deadline that pages stay")
     fetch_timeout_s: float = setting(5.0, "seconds that asking or reading the pool may take")
+    poison_token: int = setting(
+        -1, "for fault tests, hashchain only: computing this token ends the process; -1: none"
+    )
     transport: str = setting(
         "auto", "of pages: shared memory in one host, else TCP", choices=("auto", "shm", "tcp")
     )
