@@ -9,6 +9,7 @@ import asyncio
 import random
 from typing import Final
 
+from services.scheduler.announcing import Announcing
 from services.scheduler.answering import Answering
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.events import (
@@ -84,6 +85,8 @@ class SchedulerApp:
         await self._subscribe()
         holding = scope.tasks.create_task(self._keeper.run(), name="lease")
         scope.tasks.create_task(answering.run(), name="answering")
+        announcing = Announcing(scope, self._core, self._keeper.leads)
+        scope.tasks.create_task(announcing.run(), name="announcing")
         while not self._done.is_set():
             self._observe_bus()
             self._apply(Tick())

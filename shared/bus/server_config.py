@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from shared.wire.codec import MAX_BYTES
-from shared.wire.subjects import BLOCK_EVENTS, BUCKETS, GRANTS, HEARTBEATS, LOST
+from shared.wire.subjects import BLOCK_EVENTS, BUCKETS, GRANTS, HEARTBEATS, LOST, SERVING
 
 ANSWER_WITHIN: Final = "10m"
 """How long a responder may take; a pool answers an offer only when it has pulled the pages."""
 
-_EVENTS: Final = frozenset({HEARTBEATS, BLOCK_EVENTS, LOST, "baton.gateway.*.tokens"})
+_EVENTS: Final = frozenset({HEARTBEATS, BLOCK_EVENTS, LOST, SERVING, "baton.gateway.*.tokens"})
 """Subjects that carry facts only: nobody answers there."""
 
 

@@ -16,6 +16,8 @@ HEARTBEATS: Final = "baton.heartbeat.*.*"
 BLOCK_EVENTS: Final = "baton.blocks.*.*"
 LOST: Final = "baton.cluster.lost"
 """Broadcast by the scheduler: WorkerLost."""
+SERVING: Final = "baton.cluster.serving"
+"""Broadcast by the leading scheduler: ClusterStatus."""
 
 EPOCHS: Final = "baton-epochs"
 BUCKETS: Final = (EPOCHS,)
@@ -70,10 +72,10 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "baton.prefill.*.job",
             "baton.decode.*.job",
         ),
-        "subscribe": ("baton.gateway.*.tokens", LOST),
+        "subscribe": ("baton.gateway.*.tokens", LOST, SERVING),
     },
     "scheduler": {
-        "publish": ("baton.snapshot.*.*", LOST),
+        "publish": ("baton.snapshot.*.*", LOST, SERVING),
         "subscribe": (PLACE, PLACEMENT_ENDED, REGISTER, HEARTBEATS, BLOCK_EVENTS),
     },
     "prefill": {

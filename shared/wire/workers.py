@@ -101,3 +101,12 @@ class WorkerLost:
     epoch: Epoch
     leader_epoch: Epoch
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """What the leading scheduler could place right now: told every beat, and on each change."""
+
+    leader_epoch: Epoch
+    models: tuple[str, ...]
+    """Digests of the models that ready workers serve."""

@@ -251,6 +251,13 @@ class SchedulerMachine:
         self.counts[f"ended_{event.outcome}"] += 1
         return []
 
+    def servable(self) -> tuple[str, ...]:
+        """Digests of the models that a request could be placed for now, if there is room."""
+        models = {worker.report.model_digest for worker in self.cluster.of_role("decode")}
+        if self._settings.route == "disaggregated":
+            models &= {worker.report.model_digest for worker in self.cluster.of_role("prefill")}
+        return tuple(sorted(models))
+
     # -- for people and tests --------------------------------------------------------------
 
     def decision(self, request: RequestId) -> Placement | None:
