@@ -18,7 +18,13 @@ from shared.engine.executor import Executor
 from shared.errors import BusError, Code, EngineError, TransferError, WireError
 from shared.ids import Epoch, WorkerId
 from shared.wire import subjects
-from shared.wire.requests import Acknowledged, LeasesRenewed, ReleaseLease, RenewLeases
+from shared.wire.requests import (
+    Acknowledged,
+    LeasesRenewed,
+    ReleaseLease,
+    RenewLeases,
+    WorkerRef,
+)
 from shared.wire.workers import WorkerLost
 
 _ANSWER_S: Final = 2.0
@@ -45,9 +51,14 @@ class KvInbox:
         self._pull_timeout_s = pull_timeout_s
         self._addresses: OrderedDict[tuple[WorkerId, Epoch], str] = OrderedDict()
 
+    def expect(self, peer: WorkerRef) -> None:
+        """This peer will announce pages soon: the link shall be there by then."""
+        self._remember(peer)
+        self._plane.warm(peer.plane_address)
+
     async def pull(self, wish: do.Pull) -> on.PullEnded:
         """Read. When this returns nothing lands any more, unless it says so."""
-        self._remember(wish)
+        self._remember(wish.peer)
         address = wish.peer.plane_address
         try:
             report = await self._plane.read(address, wish.ticket, wish.reads, self._pull_timeout_s)
@@ -102,9 +113,9 @@ class KvInbox:
             if worker == lost.worker and epoch <= lost.epoch:
                 await self._plane.forget(self._addresses.pop((worker, epoch)))
 
-    def _remember(self, wish: do.Pull) -> None:
-        key = (wish.peer.worker, wish.peer.epoch)
-        self._addresses[key] = wish.peer.plane_address
+    def _remember(self, peer: WorkerRef) -> None:
+        key = (peer.worker, peer.epoch)
+        self._addresses[key] = peer.plane_address
         self._addresses.move_to_end(key)
         while len(self._addresses) > _KNOWN_PEERS:
             self._addresses.popitem(last=False)

@@ -167,6 +167,8 @@ class Shell:
             # Refused, or repeated after its end: there is no JobClosed to come.
             code = reply.code if isinstance(reply, Refused) else None
             self._spans.ended(job.request, job.attempt, code)
+        elif job.prefill is not None:
+            self._inbox.expect(job.prefill)
         return reply
 
     async def _on_pages(self, delivery: Delivery) -> Message:

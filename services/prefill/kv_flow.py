@@ -82,6 +82,7 @@ class PoolFlow:
     async def look_up(self, wish: Lookup, headers: Headers) -> on.Event:
         """Ask once: a pool that has to be asked twice is no shortcut."""
         subject, key = subjects.pool(wish.pool.worker), (wish.request, wish.attempt)
+        self._plane.warm(wish.pool.plane_address)
         try:
             reply = await self._bus.request(subject, wish.lookup, headers, self._limits.fetch_s)
         except BusError as error:

@@ -198,6 +198,9 @@ class MemoryPlane:
         self._started = True
         self._fabric.join(self)
 
+    def warm(self, peer: str) -> None:
+        """There are no links to open."""
+
     async def read(
         self, peer: str, ticket: str, pages: Sequence[PageRead], timeout_s: float
     ) -> ReadReport:

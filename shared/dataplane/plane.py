@@ -84,6 +84,11 @@ class Plane(Protocol):
         """Begin serving reads. Raises StartupError."""
         ...
 
+    def warm(self, peer: str) -> None:
+        """A read of this peer is near: start opening the link, so that the read need not wait
+        for it. Returns at once, and never fails: a peer that cannot be reached fails the read."""
+        ...
+
     async def read(
         self, peer: str, ticket: str, pages: Sequence[PageRead], timeout_s: float
     ) -> ReadReport:

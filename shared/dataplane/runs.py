@@ -25,6 +25,14 @@ class Run:
     def pages(self) -> int:
         return len(self.generations)
 
+    def split(self, pages: int) -> tuple[Run, Run | None]:
+        """The first `pages` of it, and the rest if any."""
+        head = Run(self.source, self.target, self.generations[:pages])
+        if pages >= self.pages:
+            return head, None
+        source, target = PageId(self.source + pages), PageId(self.target + pages)
+        return head, Run(source, target, self.generations[pages:])
+
 
 def coalesce(pages: Sequence[PageRead]) -> tuple[Run, ...]:
     """The fewest runs that are contiguous on both sides, in the order of their source."""

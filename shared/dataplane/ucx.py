@@ -8,18 +8,29 @@ no leases and no engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from shared.clock import Clock
+from shared.dataplane.flow import Budget, portions
 from shared.dataplane.observer import Cause, PlaneObserver, SilentObserver
 from shared.dataplane.plane import PageMemory, PageRead, ReadGuard, ReadReport
-from shared.dataplane.runs import Run, check_targets, coalesce
-from shared.dataplane.ucx_address import NO_DOMAIN, PlaneAddress, memory_domain, parse_address
+from shared.dataplane.runs import check_targets, coalesce
+from shared.dataplane.transfer import Transfer
+from shared.dataplane.ucx_address import (
+    NO_DOMAIN,
+    PlaneAddress,
+    memory_domain,
+    new_key,
+    parse_address,
+)
 from shared.dataplane.ucx_library import UcxLibrary
-from shared.dataplane.ucx_owner import OwnerLink
-from shared.dataplane.ucx_reader import LinkLost, ReaderLink
+from shared.dataplane.ucx_owner import OwnerLink, OwnerParts
+from shared.dataplane.ucx_pump import Pump
+from shared.dataplane.ucx_reader import LinkLost, LinkParts, ReaderLink
 from shared.dataplane.ucx_stream import FrameStream
 from shared.dataplane.ucx_wire import MAX_PAGES, MAX_TICKET_BYTES, Lane
 from shared.errors import Code, StartupError, TransferError
@@ -48,15 +59,31 @@ class UcxSettings:
     """How long a read that was given up may still end by itself before its link is closed."""
     max_links: int = 256
     """Connections from readers at one time."""
+    portion_bytes: int = 8 << 20
+    """Most that is asked for in one message; reads of several requests take turns in these."""
+    window_bytes: int = 32 << 20
+    """Most that may be on its way to us from one peer."""
+    total_bytes: int = 256 << 20
+    """Most that may be on its way to us from all peers."""
 
 
 class _Pull:
-    """A read under way: the link that must be fenced to stop it, and how it ended."""
+    """A read under way, and the link that must be fenced to stop it."""
 
-    def __init__(self) -> None:
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
         self.link: ReaderLink | None = None
-        self.failure: TransferError | None = TransferError("the read broke off")
-        """Until success is certain."""
+
+    async def drain(self, settle_s: float) -> bool:
+        """Nothing lands any more once this returned True, or was cancelled."""
+        try:
+            if self.link is not None:
+                self.link.give_up(self.transfer)
+                await self.transfer.wait(settle_s)
+        finally:
+            # No await: no cancellation can come between.
+            settled = self.transfer.over or self.link is None or self.link.fence()
+        return settled
 
 
 class UcxPlane:
@@ -72,8 +99,9 @@ class UcxPlane:
         self._observer: PlaneObserver = observer or SilentObserver()
         self._memory: PageMemory | None = None
         self._guard: ReadGuard | None = None
-        self._library: UcxLibrary | None = None
+        self._parts: LinkParts | None = None
         self._server: asyncio.Server | None = None
+        self._key = new_key()
         self._domain = NO_DOMAIN
         self._address = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,14 +127,8 @@ class UcxPlane:
         """Load UCX and listen. Raises StartupError."""
         if self._memory is None or self._guard is None:
             raise StartupError("the data plane was started before any memory was registered")
-        if self._settings.transport != "tcp":
-            self._domain = memory_domain()
         try:
-            self._library = UcxLibrary(
-                self._settings.host,
-                cuda=hasattr(self._memory.run(_FIRST_PAGE, 1), "__cuda_array_interface__"),
-                shared_only=self._settings.transport == "shm",
-            )
+            self._parts = self._load(self._memory)
             self._server = await asyncio.start_server(
                 self._accept, self._settings.host, self._settings.port
             )
@@ -114,26 +136,30 @@ class UcxPlane:
             where = f"{self._settings.host}:{self._settings.port}"
             raise StartupError(f"the data plane cannot listen on {where}: {error}") from error
         host, port = self._server.sockets[0].getsockname()[:2]
-        self._address = str(PlaneAddress(host, port, self._domain))
+        self._address = str(PlaneAddress(host, port, self._domain, self._key))
+
+    def warm(self, peer: str) -> None:
+        """See `Plane.warm`."""
+        with contextlib.suppress(TransferError):
+            self._link(peer)
 
     async def read(
         self, peer: str, ticket: str, pages: Sequence[PageRead], timeout_s: float
     ) -> ReadReport:
         """See `Plane.read`. May return up to `settle_s` after the deadline."""
-        memory = self._memory
-        if self._closed or memory is None or self._library is None:
-            raise TransferError("the data plane is not running")
-        check_targets(memory, pages)
-        if len(pages) > MAX_PAGES or len(ticket.encode()) > MAX_TICKET_BYTES:
-            raise TransferError("the read is too large", Code.INVALID_PARAMETER)
-        runs = coalesce(pages)
+        parts = self._running()
+        check_targets(parts.memory, pages)
+        if len(ticket.encode()) > MAX_TICKET_BYTES:
+            raise TransferError("the ticket is too long", Code.INVALID_PARAMETER)
+        runs, page_bytes = coalesce(pages), parts.memory.page_bytes
         started_s = self._clock.now()
-        pull = _Pull()
+        transport = ""
         if runs:
-            await self._finish(pull, self._pull(pull, peer, ticket, runs, timeout_s), timeout_s)
+            waiting = portions(runs, page_bytes, self._settings.portion_bytes, MAX_PAGES)
+            limit_s = asyncio.get_running_loop().time() + timeout_s
+            transport = await self._finish(peer, Transfer(ticket, waiting, limit_s))
         seconds = self._clock.now() - started_s
-        size_bytes = len(pages) * memory.page_bytes
-        transport = pull.link.transport if pull.link is not None else ""
+        size_bytes = len(pages) * page_bytes
         if runs:
             self._observer.pulled(transport, size_bytes, seconds)
         return ReadReport(len(pages), size_bytes, seconds, f"ucx:{transport}", len(runs))
@@ -156,74 +182,59 @@ class UcxPlane:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_S)
-        self._library = None
+        self._parts = None
 
     # -- reading -------------------------------------------------------------------------
 
-    async def _finish(
-        self, pull: _Pull, work: Coroutine[object, object, None], timeout_s: float
-    ) -> None:
-        """Await the read; on timeout or cancellation let it drain, then fence its link."""
-        task = self._spawn(work, "plane-pull")
+    def _running(self) -> LinkParts:
+        if self._closed or self._parts is None:
+            raise TransferError("the data plane is not running")
+        return self._parts
+
+    async def _finish(self, peer: str, transfer: Transfer) -> str:
+        """Await the read and tell its transport. On timeout or cancellation let what is on its
+        way drain, then fence its link."""
+        pull = _Pull(transfer)
         try:
-            await asyncio.wait({task}, timeout=timeout_s)
-            in_time = task.done()
-            if not in_time:
-                await asyncio.wait({task}, timeout=self._settings.settle_s)
+            await self._carry(pull, peer)
         except asyncio.CancelledError:
             self._observer.failed(Cause.CANCELLED)
-            try:
-                await asyncio.wait({task}, timeout=self._settings.settle_s)
-            finally:
-                self._abandon(task, pull)
+            await pull.drain(self._settings.settle_s)
             raise
-        settled = self._abandon(task, pull)
-        if not in_time:
+        if not transfer.over:
+            settled = await pull.drain(self._settings.settle_s)
             self._observer.failed(Cause.TIMEOUT if settled else Cause.UNSETTLED)
             raise TransferError("the read took too long", settled=settled)
-        if pull.failure is not None:
-            self._observer.failed(_cause(pull.failure))
-            raise pull.failure
+        if transfer.failure is not None:
+            self._observer.failed(_cause(transfer.failure))
+            raise transfer.failure
+        return "" if pull.link is None else pull.link.transport
 
-    def _abandon(self, task: asyncio.Task[None], pull: _Pull) -> bool:
-        """Make sure that nothing lands any more. No await: no cancellation can come between."""
-        if task.done():
-            return True
-        task.cancel()
-        return pull.link is None or pull.link.fence()
-
-    async def _pull(
-        self, pull: _Pull, peer: str, ticket: str, runs: Sequence[Run], timeout_s: float
-    ) -> None:
-        """The read itself. Once more on a fresh link when a kept one turned out to be dead."""
-        try:
+    async def _carry(self, pull: _Pull, peer: str) -> None:
+        """Once more on a fresh link when a kept one turned out to be dead."""
+        loop, transfer = asyncio.get_running_loop(), pull.transfer
+        for _ in range(2):
+            transfer.start()
             try:
                 pull.link = self._link(peer)
-                await pull.link.pull(ticket, runs, timeout_s)
-            except LinkLost:
-                pull.link = self._link(peer)
-                await pull.link.pull(ticket, runs, timeout_s)
-            pull.failure = None
-        except TransferError as error:
-            pull.failure = error
+            except TransferError as error:
+                transfer.cut_off(error)
+                return
+            pull.link.submit(transfer)
+            await transfer.wait(transfer.limit_s - loop.time())
+            if not isinstance(transfer.failure, LinkLost):
+                return
 
     def _link(self, peer: str) -> ReaderLink:
         """The kept link to this peer, or a new one that starts to connect."""
         link = self._links.get(peer)
         if link is not None and not link.closed:
             return link
-        if self._closed or self._library is None or self._memory is None:
-            raise TransferError("the data plane is not running")
+        parts = self._running()
         address = parse_address(peer)
-        link = ReaderLink(
-            (address.host, address.port),
-            self._lane(address),
-            self._library,
-            self._memory,
-            self._observer,
-        )
+        link = ReaderLink(address, self._lane(address), parts)
         self._links[peer] = link
-        self._spawn(self._keep(peer, link), "plane-link")
+        self._spawn(partial(self._keep, peer, link), "plane-link")
         return link
 
     async def _keep(self, peer: str, link: ReaderLink) -> None:
@@ -240,6 +251,20 @@ class UcxPlane:
             raise TransferError("the peer shares no memory with us", Code.INCOMPATIBLE_WORKERS)
         return Lane.TCP
 
+    def _load(self, memory: PageMemory) -> LinkParts:
+        """UCX with everything that takes long the first time. Raises StartupError, ValueError."""
+        settings = self._settings
+        if settings.transport != "tcp":
+            self._domain = memory_domain()
+        library = UcxLibrary(
+            settings.host,
+            cuda=hasattr(memory.run(_FIRST_PAGE, 1), "__cuda_array_interface__"),
+            shared_only=settings.transport == "shm",
+        )
+        library.prepare(Lane.TCP if settings.transport == "tcp" else Lane.SHM)
+        budget = Budget(settings.total_bytes)
+        return LinkParts(library, Pump(), memory, budget, settings.window_bytes, self._observer)
+
     # -- serving -------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -249,28 +274,34 @@ class UcxPlane:
             stream.abort()
             return
         self._served += 1
-        self._spawn(self._serve(stream), "plane-serve")
 
-    async def _serve(self, stream: FrameStream) -> None:
-        try:
-            if self._library is None or self._memory is None or self._guard is None:
-                return
-            link = OwnerLink(stream, self._library, self._memory, self._guard, self._observer)
-            await link.run(_LANES[self._settings.transport])
-        finally:
+        def ended(_: object) -> None:
             self._served -= 1
             stream.abort()
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        # Not in the task itself: one that is cancelled before its first turn runs no line.
+        self._spawn(partial(self._serve, stream), "plane-serve").add_done_callback(ended)
+
+    async def _serve(self, stream: FrameStream) -> None:
+        if self._parts is None or self._guard is None:
+            return
+        parts = self._parts
+        shared = (parts.library, parts.pump, parts.memory, self._guard, self._observer)
+        link = OwnerLink(stream, OwnerParts(*shared, self._key))
+        await link.run(_LANES[self._settings.transport])
+
+    def _spawn(
+        self, work: Callable[[], Coroutine[object, object, None]], name: str
+    ) -> asyncio.Task[None]:
         """A supervised task that `close` ends and awaits."""
         task = asyncio.get_running_loop().create_task(self._supervise(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _supervise(self, work: Coroutine[object, object, None]) -> None:
+    async def _supervise(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         try:
-            await work
+            await work()
         except Exception:  # noqa: BLE001 - one broken link must not take the process down
             self._observer.failed(Cause.INTERNAL)
 

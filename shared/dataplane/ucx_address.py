@@ -1,7 +1,8 @@
-"""What a plane address says: where the owner listens, and on which host it lives.
+"""What a plane address says: where the owner listens, on which host it lives, and its link key.
 
-`ucx://127.0.0.1:41234/5f0c…` : the last part names the shared-memory domain (one boot, one IPC,
-PID and network namespace, one user), or is '-' where the owner offers TCP only.
+`ucx://127.0.0.1:41234/5f0c…/e1a9…` : first the shared-memory domain (one boot, one IPC, PID and
+network namespace, one user), or '-' where the owner offers TCP only; then the key of this process,
+which lets a peer open a link (each read needs a ticket besides). It travels between workers only.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,6 +19,7 @@ from shared.errors import Code, TransferError
 
 NO_DOMAIN: Final = "-"
 _MAX_CHARACTERS: Final = 256
+_KEY_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,15 @@ class PlaneAddress:
     host: str
     port: int
     domain: str
+    key: str = field(repr=False)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"ucx://{host}:{self.port}/{self.domain}"
+        return f"ucx://{host}:{self.port}/{self.domain}/{self.key}"
+
+
+def new_key() -> str:
+    return secrets.token_hex(_KEY_BYTES)
 
 
 def parse_address(text: str) -> PlaneAddress:
@@ -39,9 +47,10 @@ def parse_address(text: str) -> PlaneAddress:
         host, port = str(ipaddress.ip_address(parts.hostname or "")), parts.port
     except ValueError as error:
         raise TransferError("not a plane address", Code.INVALID_PARAMETER) from error
-    if parts.scheme != "ucx" or not port or len(parts.path) < 2:
+    path = parts.path.split("/")
+    if parts.scheme != "ucx" or not port or len(path) != 3 or not all(path[1:]):
         raise TransferError("not a plane address", Code.INVALID_PARAMETER)
-    return PlaneAddress(host, port, parts.path[1:])
+    return PlaneAddress(host, port, path[1], path[2])
 
 
 def memory_domain() -> str:

@@ -2,22 +2,23 @@
 
 A worker of its own makes the fence simple: on host memory bytes land only while *we* progress
 that worker, so closing its endpoint and never progressing it again ends everything, and no other
-link notices. Runs on the event loop's thread alone; idle it costs nothing (UCX's wake-up
-descriptor). Knows no tickets and no pages.
+link notices. Runs on the event loop's thread alone. Knows no tickets and no pages.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from shared.dataplane.ucx_library import UcxLibrary, label, lanes
+from shared.dataplane.ucx_pump import Pump
 from shared.dataplane.ucx_wire import Lane
 from shared.errors import Code, TransferError
 
-_SLICE_S: Final = 0.002
-"""Longest turn of progress before other callbacks of the loop run."""
+_BURST: Final = 8
+"""Progress calls at one go."""
 _SWEEP: Final = 64
 """Unfinished operations looked at per turn: completions come nearly in order."""
 _FENCE_S: Final = 1.0
@@ -26,52 +27,66 @@ _PARKED: Final[list[object]] = []
 memory. Not expected on host memory."""
 
 
-class Operation:
-    """A posted send or receive. `ended` resolves to True (done) or False (failed, cancelled);
-    it is never cancelled by waiting for it."""
+class Batch:
+    """Operations that end together: `on_end(all of them succeeded)` is called once, on the loop,
+    after `seal` and after the last of them."""
 
-    __slots__ = ("_array", "_request", "ended", "size_bytes")
+    __slots__ = ("_good", "_left", "_on_end", "size_bytes")
 
-    def __init__(self, request: Any, array: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._request = request
-        self._array = array  # keeps the pages' view alive
-        self.size_bytes: int = array.nbytes
-        self.ended: asyncio.Future[bool] = loop.create_future()
+    def __init__(self, on_end: Callable[[bool], None]) -> None:
+        self._on_end = on_end
+        self._left = 1
+        self._good = True
+        self.size_bytes = 0
 
-    @property
-    def completed(self) -> bool:
-        return bool(self._request.completed)
+    def joined(self, size_bytes: int) -> None:
+        self._left += 1
+        self.size_bytes += size_bytes
 
-    def resolve(self, failure: type[Exception]) -> None:
-        try:
-            self._request.check_error()
-        except failure:
-            self.ended.set_result(False)
-        else:
-            self.ended.set_result(True)
+    def seal(self) -> None:
+        """No more operations will join."""
+        self.left(True)
+
+    def left(self, good: bool) -> None:
+        self._left -= 1
+        self._good = self._good and good
+        if not self._left:
+            self._on_end(self._good)
+
+
+class _Operation:
+    """A posted send or receive. The array keeps the pages' view alive."""
+
+    __slots__ = ("_array", "batch", "request")
+
+    def __init__(self, request: Any, array: Any, batch: Batch) -> None:
+        self.request = request
+        self._array = array
+        self.batch = batch
 
 
 class Channel:
-    """Post operations, then await their `ended`. After `fence` nothing moves any more."""
+    """Post operations into batches. After `fence` nothing moves any more."""
 
-    def __init__(self, library: UcxLibrary, lane: Lane) -> None:
+    def __init__(self, library: UcxLibrary, lane: Lane, pump: Pump) -> None:
         self._library = library
+        self._pump = pump
         self._loop = asyncio.get_running_loop()
         try:
             self._worker = library.worker(lane)
         except library.error as error:
             raise TransferError("UCX cannot make a worker") from error
+        self._handle: int = self._worker.handle
         self._endpoint: Any = None
-        self._operations: deque[Operation] = deque()
-        self._scheduled = False
+        self._operations: deque[_Operation] = deque()
         self._lanes: tuple[str, ...] = ()
         self.address: bytes = self._worker.address.tobytes()
         self.fenced = False
         self.unsettled = False
         """After `fence`: an operation did not end."""
         self._descriptor: int = self._worker.epoll_file_descriptor
-        self._loop.add_reader(self._descriptor, self._progress)
-        self._kick()
+        self._loop.add_reader(self._descriptor, pump.wake, self)
+        pump.wake(self)
 
     def connect(self, address: bytes) -> None:
         """Make the endpoint. Raises TransferError: no transport reaches that address."""
@@ -79,13 +94,25 @@ class Channel:
             self._endpoint = self._library.endpoint(self._worker, address)
         except self._library.error as error:
             raise TransferError("no transport reaches the peer", Code.WORKER_LOST) from error
-        self._kick()
+        self._pump.wake(self)
 
-    def send(self, buffer: object, tag: int) -> Operation:
-        return self._post(buffer, tag, sending=True)
+    def send(self, buffer: object, tag: int, batch: Batch) -> None:
+        """Send from `buffer` in place, which must not change until the batch has ended."""
+        endpoint, array = self._open(), self._library.array(buffer)
+        try:
+            request = endpoint.tag_send(array, self._library.tag(tag))
+        except self._library.error as error:
+            raise TransferError("the link is broken", Code.WORKER_LOST) from error
+        self._posted(request, array, batch)
 
-    def receive(self, buffer: object, tag: int) -> Operation:
-        return self._post(buffer, tag, sending=False)
+    def receive(self, buffer: object, tag: int, batch: Batch) -> None:
+        """Receive into `buffer` in place. A shorter message ends it too; a longer one fails it."""
+        endpoint, array = self._open(), self._library.array(buffer)
+        try:
+            request = endpoint.tag_recv(array, self._library.tag(tag), self._library.whole_tag)
+        except self._library.error as error:
+            raise TransferError("the link is broken", Code.WORKER_LOST) from error
+        self._posted(request, array, batch)
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -105,66 +132,61 @@ class Channel:
             return not self.unsettled
         self.fenced = True
         self._loop.remove_reader(self._descriptor)
+        self._pump.drop(self)
         self._worker.progress()
         if self._endpoint is not None:
             self._endpoint.close_blocking()
         limit_s = self._loop.time() + _FENCE_S
         while self._operations and self._loop.time() < limit_s:
             self._worker.progress_once()
-            self._sweep()
-        for operation in self._operations:
-            operation.ended.set_result(False)
+            self.deliver()
         if self._operations:
             self.unsettled = True
             _PARKED.append((self._worker, self._endpoint, tuple(self._operations)))
+            stuck, self._operations = self._operations, deque()
+            for operation in stuck:
+                operation.batch.left(False)
         self._worker = self._endpoint = None
         return not self.unsettled
 
-    def _post(self, buffer: object, tag: int, *, sending: bool) -> Operation:
-        if self.fenced or self._endpoint is None:
-            raise TransferError("the link is closed", Code.WORKER_LOST)
-        array = self._library.array(buffer)
-        try:
-            if sending:
-                request = self._endpoint.tag_send(array, self._library.tag(tag))
-            else:
-                request = self._endpoint.tag_recv(
-                    array, self._library.tag(tag), self._library.whole_tag
-                )
-        except self._library.error as error:
-            raise TransferError("the link is broken", Code.WORKER_LOST) from error
-        operation = Operation(request, array, self._loop)
-        self._operations.append(operation)
-        self._kick()
-        return operation
+    # -- the pump's side ---------------------------------------------------------------------
 
-    def _kick(self) -> None:
-        if not self._scheduled and not self.fenced:
-            self._scheduled = True
-            self._loop.call_soon(self._progress)
+    def advance(self) -> bool:
+        moved = 0
+        for _ in range(_BURST):
+            if self.fenced or not self._library.advance(self._handle):
+                break
+            moved += 1
+        return moved > 0
 
-    def _progress(self) -> None:
-        """Progress until nothing moves and UCX agrees to wake us; at most one slice."""
-        self._scheduled = False
-        if self.fenced:
-            return
-        limit_s = self._loop.time() + _SLICE_S
-        while self._loop.time() < limit_s:
-            if self._worker.progress_once():
-                continue
-            self._sweep()
-            if self._worker.arm():
-                return
-        self._sweep()
-        self._kick()
-
-    def _sweep(self) -> None:
-        """Resolve what has completed near the front of the queue."""
-        waiting: list[Operation] = []
+    def deliver(self) -> bool:
+        """Report what has completed near the front of the queue. Batches may fence us."""
+        ended: list[_Operation] = []
+        waiting: list[_Operation] = []
         while self._operations and len(waiting) < _SWEEP:
             operation = self._operations.popleft()
-            if operation.completed:
-                operation.resolve(self._library.error)
-            else:
-                waiting.append(operation)
+            (ended if operation.request.completed else waiting).append(operation)
         self._operations.extendleft(reversed(waiting))
+        for operation in ended:
+            operation.batch.left(self._succeeded(operation.request))
+        return bool(ended)
+
+    def sleep(self) -> bool:
+        return self.fenced or bool(self._worker.arm())
+
+    def _open(self) -> Any:
+        if self.fenced or self._endpoint is None:
+            raise TransferError("the link is closed", Code.WORKER_LOST)
+        return self._endpoint
+
+    def _posted(self, request: Any, array: Any, batch: Batch) -> None:
+        batch.joined(array.nbytes)
+        self._operations.append(_Operation(request, array, batch))
+        self._pump.wake(self)
+
+    def _succeeded(self, request: Any) -> bool:
+        try:
+            request.check_error()
+        except self._library.error:
+            return False
+        return True

@@ -40,6 +40,7 @@ class UcxLibrary:
         self._cuda = ",cuda_copy,cuda_ipc" if cuda else ""
         self._shared_only = shared_only
         self._contexts: dict[Lane, Any] = {}
+        self._spare: dict[Lane, Any] = {}
         # UCX reads these once, when its shared object is loaded.
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
@@ -55,8 +56,23 @@ class UcxLibrary:
         """The mask under which a receive matches its own tag only."""
         self.error: type[Exception] = libucxx.UCXError
 
+        # `ucxx` lets other threads have the GIL at each call and then waits for it, 5 ms where
+        # one of them computes in Python. A burst moves a few fragments: it keeps the GIL.
+        self.advance: Any = ctypes.PyDLL("libucp.so.0").ucp_worker_progress
+        """Move what can be moved on a worker's handle; 0 when nothing could."""
+        self.advance.argtypes = (ctypes.c_void_p,)
+        self.advance.restype = ctypes.c_uint
+
+    def prepare(self, lane: Lane) -> None:
+        """Make the next worker of this kind ahead of need: it takes milliseconds."""
+        if lane not in self._spare:
+            self._spare[lane] = self._make_worker(lane)
+
     def worker(self, lane: Lane) -> Any:
         """A UCX worker with its wake-up descriptor. One thread only: the event loop's."""
+        return self._spare.pop(lane, None) or self._make_worker(lane)
+
+    def _make_worker(self, lane: Lane) -> Any:
         if lane not in self._contexts:
             self._contexts[lane] = self._api.UCXContext(self._options(lane))
         worker = self._api.UCXWorker(

@@ -1,196 +1,215 @@
 """The owner's end of a link: checks what a reader asks for, then sends from the pages in place.
 
-Until a first ask was granted by the guard the peer costs a socket and two small frames, and UCX
-has not seen a byte of it. Sends end before `close_read`, always.
+Until a peer has proven that it knows our key it costs a socket and one small frame, and UCX has
+not seen a byte of it. Each ask shows a ticket. Sends end before `close_read`, always.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from shared.dataplane import ucx_wire as wire
 from shared.dataplane.observer import Cause, PlaneObserver
 from shared.dataplane.plane import PageMemory, ReadGuard
-from shared.dataplane.ucx_channel import Channel, Operation
+from shared.dataplane.ucx_channel import Batch, Channel
 from shared.dataplane.ucx_library import UcxLibrary
+from shared.dataplane.ucx_pump import Pump
 from shared.dataplane.ucx_stream import FrameStream
 from shared.errors import TransferError
 from shared.ids import Generation, PageId
 
-FIRST_ASK_S: Final = 5.0
+HELLO_S: Final = 5.0
+SLOTS: Final = 16
+"""Asks of one link that are open at one time; a slot takes the next ask when its read ended."""
 _GRACE_S: Final = 2.0
 """Beyond the reader's own deadline: after that its reads are ended from our side."""
-_MAX_OPEN_READS: Final = 64
 _CAUSES: Final = {
     wire.Answer.REFUSED: Cause.REFUSED,
     wire.Answer.OUT_OF_RANGE: Cause.OUT_OF_RANGE,
     wire.Answer.PAGE_SIZE: Cause.PAGE_SIZE,
-    wire.Answer.MALFORMED: Cause.MALFORMED,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerParts:
+    """What all served links of a plane share."""
+
+    library: UcxLibrary
+    pump: Pump
+    memory: PageMemory
+    guard: ReadGuard
+    observer: PlaneObserver
+    key: str
 
 
 class OwnerLink:
     """One accepted connection, from its first byte to the end of its last send."""
 
-    def __init__(
-        self,
-        stream: FrameStream,
-        library: UcxLibrary,
-        memory: PageMemory,
-        guard: ReadGuard,
-        observer: PlaneObserver,
-    ) -> None:
+    def __init__(self, stream: FrameStream, parts: OwnerParts) -> None:
         self._stream = stream
-        self._library = library
-        self._memory = memory
-        self._guard = guard
-        self._observer = observer
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
-        self._slots = asyncio.Semaphore(_MAX_OPEN_READS)
-        self._reads: set[int] = set()
+        self._reads: dict[int, asyncio.TimerHandle] = {}
+        self._closed = False
 
     async def run(self, lanes: frozenset[wire.Lane]) -> None:
         """Serve until the peer leaves or misbehaves."""
+        observer = self._parts.observer
         try:
-            async with asyncio.TaskGroup() as sends:
-                try:
-                    await self._serve(sends, lanes)
-                finally:
-                    self.fence()  # ends the sends, so that the group can
+            async with asyncio.timeout(HELLO_S):
+                await self._welcome(lanes)
+            await self._stream.read()
+            raise wire.FrameError("a reader says nothing more here")
+        except wire.FrameError:
+            observer.turned_away(Cause.MALFORMED)
+        except TransferError:
+            observer.turned_away(Cause.UNREACHABLE)
+        except TimeoutError:
+            observer.turned_away(Cause.SILENT)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the peer left; nothing to count
         finally:
-            self._stream.abort()
-            for read in tuple(self._reads):  # granted, but its task never ran
-                self._close_read(read)
+            self.fence()
 
     def fence(self) -> bool:
         """End every send without awaiting. True: nothing reads our pages any more."""
-        return self._channel is None or self._channel.fence()
+        settled = True
+        if self._channel is not None:
+            self._closed = True
+            settled = self._channel.fence()
+        self._stream.abort()
+        for read in tuple(self._reads):
+            self._parts.observer.turned_away(Cause.LOST)
+            self._close_read(read, settled)
+        return settled
 
-    async def _serve(self, sends: asyncio.TaskGroup, lanes: frozenset[wire.Lane]) -> None:
-        try:
-            async with asyncio.timeout(FIRST_ASK_S):
-                hello = await self._stream.expect(wire.Kind.HELLO)
-                ask = wire.parse_ask(await self._stream.expect(wire.Kind.ASK))
-            if not await self._welcome(hello, ask, lanes, sends):
-                await self._stream.finish()
-                return
-            while True:
-                ask = wire.parse_ask(await self._stream.expect(wire.Kind.ASK))
-                await self._grant(ask, sends)
-        except wire.FrameError:
-            self._observer.turned_away(Cause.MALFORMED)
-        except TransferError:
-            self._observer.turned_away(Cause.UNREACHABLE)
-        except TimeoutError:
-            self._observer.turned_away(Cause.SILENT)
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the peer left; nothing to count
+    async def _welcome(self, lanes: frozenset[wire.Lane]) -> None:
+        hello = wire.parse_hello(await self._stream.expect(wire.Kind.HELLO))
+        if hello.lane not in lanes or not hello.proven(self._parts.key):
+            raise wire.FrameError("hello is not proven")
+        channel = Channel(self._parts.library, hello.lane, self._parts.pump)
+        self._channel = channel
+        channel.connect(hello.address)
+        for _ in range(SLOTS):
+            self._listen()
+        welcome = wire.Welcome(SLOTS, channel.address).encode(self._parts.key)
+        await self._stream.write(wire.Kind.WELCOME, welcome)
 
-    async def _welcome(
-        self,
-        hello: bytes,
-        ask: wire.Ask,
-        lanes: frozenset[wire.Lane],
-        sends: asyncio.TaskGroup,
-    ) -> bool:
-        """Only a granted ask lets UCX see the peer's address. False: close the connection."""
-        greeting = wire.parse_hello(hello)
-        if greeting.lane not in lanes or not wire.proven(ask.proof, ask.ticket, hello):
-            await self._refuse(ask, wire.Answer.MALFORMED)
-            return False
-        read = await self._open_read(ask)
-        if read is None:
-            return False
-        self._channel = Channel(self._library, greeting.lane)
-        self._channel.connect(greeting.address)
-        await self._slots.acquire()
-        self._start(ask, read, sends, welcome=self._channel.address)
-        return True
+    # -- asks --------------------------------------------------------------------------------
 
-    async def _grant(self, ask: wire.Ask, sends: asyncio.TaskGroup) -> None:
-        await self._slots.acquire()
-        read = await self._open_read(ask)
-        if read is None:
-            self._slots.release()
+    def _listen(self) -> None:
+        """A free slot takes the next ask."""
+        if self._closed or self._channel is None:
             return
-        self._start(ask, read, sends, welcome=b"")
+        slot = bytearray(wire.MAX_FRAME_BYTES)
 
-    async def _open_read(self, ask: wire.Ask) -> int | None:
-        """Check every number against our memory, then ask the guard. Refuses by itself."""
-        answer = wire.Answer.REFUSED
+        def heard(good: bool) -> None:
+            self._heard(slot, good)
+
+        batch = Batch(heard)
+        self._channel.receive(slot, wire.ASK_TAG, batch)
+        batch.seal()
+
+    def _heard(self, slot: bytearray, good: bool) -> None:
+        if self._closed:
+            return
+        observer = self._parts.observer
+        try:
+            if not good:
+                raise wire.FrameError("ask is too long, or the link is broken")
+            kind, body = wire.parse_frame(bytes(slot))
+            match kind:
+                case wire.Kind.PING:
+                    self._listen()
+                case wire.Kind.ASK:
+                    self._answer(wire.parse_ask(body))
+                case _:
+                    raise wire.FrameError("frame is out of order")
+        except wire.FrameError:
+            observer.turned_away(Cause.MALFORMED)
+            self.fence()
+        except TransferError:
+            self.fence()  # the link is broken
+        except Exception:  # noqa: BLE001 - broken pages of ours must not take the process down
+            observer.failed(Cause.INTERNAL)
+            self.fence()
+
+    def _answer(self, ask: wire.Ask) -> None:
+        """Check every number against our memory, then ask the guard."""
+        memory = self._parts.memory
         read: int | None = None
-        if ask.page_bytes != self._memory.page_bytes:
+        answer = wire.Answer.REFUSED
+        if ask.page_bytes != memory.page_bytes:
             answer = wire.Answer.PAGE_SIZE
-        elif any(run.first + len(run.generations) > self._memory.pages for run in ask.runs):
+        elif any(run.first + len(run.generations) > memory.pages for run in ask.runs):
             answer = wire.Answer.OUT_OF_RANGE
         else:
-            read = self._guard.open_read(ask.ticket, _named(ask))
+            read = self._parts.guard.open_read(ask.ticket, _named(ask))
         if read is None:
-            await self._refuse(ask, answer)
+            self._refuse(ask, answer)
         else:
-            self._reads.add(read)
-        return read
+            self._send(ask, read)
 
-    def _close_read(self, read: int) -> None:
-        """Tell the guard, unless a send of this link could not be stopped."""
-        self._reads.discard(read)
-        if self._channel is None or not self._channel.unsettled:
-            self._guard.close_read(read)
-        else:
-            self._observer.turned_away(Cause.UNSETTLED)
+    def _refuse(self, ask: wire.Ask, answer: wire.Answer) -> None:
+        """The verdict, and for each posted receive a message without content, which ends it."""
+        self._parts.observer.turned_away(_CAUSES[answer])
 
-    async def _refuse(self, ask: wire.Ask, answer: wire.Answer) -> None:
-        self._observer.turned_away(_CAUSES[answer])
-        await self._stream.write(wire.Kind.VERDICT, wire.Verdict(ask.number, answer).encode())
+        def told(good: bool) -> None:
+            if good:
+                self._listen()
+            else:
+                self.fence()
 
-    def _start(self, ask: wire.Ask, read: int, sends: asyncio.TaskGroup, welcome: bytes) -> None:
-        sends.create_task(self._send(ask, read, welcome), name=f"plane-send-{ask.number}")
+        self._say(ask, answer, [_NOTHING] * len(ask.runs), Batch(told))
 
-    async def _send(self, ask: wire.Ask, read: int, welcome: bytes) -> None:
-        """Accept and send. However it ends: sends terminal first, then `close_read`."""
-        posted: list[Operation] = []
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        try:
-            await self._accept(ask, welcome)
-            posted = self._post(ask)
-            limit_s = ask.timeout_ms / 1000 + _GRACE_S
-            await asyncio.wait([operation.ended for operation in posted], timeout=limit_s)
-        except (OSError, TransferError):
-            pass  # the link is gone; the peer learns it from its socket
-        finally:
-            self._end(read, posted, loop.time() - started_s)
+    def _send(self, ask: wire.Ask, read: int) -> None:
+        memory, started_s = self._parts.memory, self._loop.time()
+        limit_s = ask.timeout_ms / 1000 + _GRACE_S
+        self._reads[read] = self._loop.call_later(limit_s, self.fence)
 
-    async def _accept(self, ask: wire.Ask, welcome: bytes) -> None:
-        if welcome:
-            proof = wire.prove(ask.ticket, welcome)
-            await self._stream.write(wire.Kind.WELCOME, wire.Welcome(proof, welcome).encode())
-        verdict = wire.Verdict(ask.number, wire.Answer.ACCEPTED)
-        await self._stream.write(wire.Kind.VERDICT, verdict.encode())
+        def sent(good: bool) -> None:
+            if not good:
+                self.fence()
+            elif read in self._reads:
+                self._close_read(read, settled=True)
+                self._served(size_bytes, self._loop.time() - started_s)
+                self._listen()
 
-    def _post(self, ask: wire.Ask) -> list[Operation]:
+        runs = [memory.run(PageId(run.first), len(run.generations)) for run in ask.runs]
+        size_bytes = memory.page_bytes * sum(len(run.generations) for run in ask.runs)
+        self._say(ask, wire.Answer.ACCEPTED, runs, Batch(sent))
+
+    def _say(
+        self, ask: wire.Ask, answer: wire.Answer, contents: list[object], batch: Batch
+    ) -> None:
         channel = self._channel
         if channel is None:
             raise TransferError("the link was never opened")
-        return [
-            channel.send(self._memory.run(PageId(run.first), len(run.generations)), ask.tag + index)
-            for index, run in enumerate(ask.runs)
-        ]
+        verdict = wire.frame(wire.Kind.VERDICT, wire.Verdict(ask.number, answer).encode())
+        channel.send(verdict, ask.tag, batch)
+        for index, content in enumerate(contents, start=1):
+            channel.send(content, ask.tag + index, batch)
+        batch.seal()
 
-    def _end(self, read: int, posted: list[Operation], seconds: float) -> None:
-        done = bool(posted) and all(operation.ended.done() for operation in posted)
-        if not done:
-            self.fence()
-            self._stream.abort()
-        self._close_read(read)
-        self._slots.release()
-        if done and all(operation.ended.result() for operation in posted):
-            label = self._channel.label if self._channel is not None else "unknown"
-            size_bytes = sum(operation.size_bytes for operation in posted)
-            self._observer.served(label, size_bytes, seconds)
+    def _served(self, size_bytes: int, seconds: float) -> None:
+        label = self._channel.label if self._channel is not None else "unknown"
+        self._parts.observer.served(label, size_bytes, seconds)
+
+    def _close_read(self, read: int, settled: bool) -> None:
+        """Tell the guard, unless a send of this link could not be stopped."""
+        self._reads.pop(read).cancel()
+        if settled:
+            self._parts.guard.close_read(read)
         else:
-            self._observer.turned_away(Cause.LOST)
+            self._parts.observer.turned_away(Cause.UNSETTLED)
+
+
+_NOTHING: Final = np.empty(0, np.uint8)
 
 
 def _named(ask: wire.Ask) -> list[tuple[PageId, Generation]]:

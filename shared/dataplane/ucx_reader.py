@@ -1,7 +1,7 @@
-"""The reader's end of a link: asks the owner for runs of pages and receives them in place.
+"""The reader's end of a link: asks the owner for portions of pages and receives them in place.
 
-Any number of reads share a link, told apart by number and tag. Knows nothing of deadlines: the
-plane gives up by fencing the whole link.
+Receives are posted before the ask, so an answer costs one way only. Any number of reads share a
+link. Knows nothing of deadlines: the plane gives up by fencing the whole link.
 """
 
 from __future__ import annotations
@@ -9,79 +9,87 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from shared.dataplane import ucx_wire as wire
-from shared.dataplane.observer import PlaneObserver
+from shared.dataplane.flow import Budget, Portion, Turns
+from shared.dataplane.observer import Cause, PlaneObserver
 from shared.dataplane.plane import PageMemory
-from shared.dataplane.runs import Run
-from shared.dataplane.ucx_channel import Channel
+from shared.dataplane.transfer import Transfer
+from shared.dataplane.ucx_address import PlaneAddress
+from shared.dataplane.ucx_channel import Batch, Channel
 from shared.dataplane.ucx_library import UcxLibrary
+from shared.dataplane.ucx_pump import Pump
 from shared.dataplane.ucx_stream import FrameStream
 from shared.errors import Code, TransferError
 
-_TAG_ROOTS: Final = 1 << 44
+_TAG_ROOTS: Final = 1 << 43
 
 
 class LinkLost(TransferError):
-    """The link ended before the owner answered: nothing was posted, asking again is safe."""
+    """The link ended before the owner answered: asking again is safe."""
 
     code = Code.WORKER_LOST
 
 
-class ReaderLink:
-    """A link to one peer. `run` owns it from connect to close; `pull` may be called at once."""
+@dataclass(frozen=True, slots=True)
+class LinkParts:
+    """What all links of a plane share."""
 
-    def __init__(
-        self,
-        endpoint: tuple[str, int],
-        lane: wire.Lane,
-        library: UcxLibrary,
-        memory: PageMemory,
-        observer: PlaneObserver,
-    ) -> None:
-        self._endpoint = endpoint
+    library: UcxLibrary
+    pump: Pump
+    memory: PageMemory
+    budget: Budget
+    window_bytes: int
+    observer: PlaneObserver
+
+
+class ReaderLink:
+    """A link to one peer. `run` owns it from connect to close; `submit` may be called at once."""
+
+    def __init__(self, address: PlaneAddress, lane: wire.Lane, parts: LinkParts) -> None:
+        self._address = address
         self._lane = lane
-        self._library = library
-        self._memory = memory
-        self._observer = observer
-        self._opened = asyncio.Event()
+        self._parts = parts
+        self._turns: Turns[Transfer] = Turns(parts.budget, parts.window_bytes, self._ask_on)
+        self._transfers: set[Transfer] = set()
         self._numbers = itertools.count(1)
-        self._verdicts: dict[int, asyncio.Future[wire.Answer | None]] = {}
         self._stream: FrameStream | None = None
         self._channel: Channel | None = None
-        self._hello = b""
-        self._first_ticket: str | None = None
+        self._open = False
         self._settled = True
         self.closed = False
         self.transport = ""
         """What the link really uses; empty until it moved its first pages."""
 
     async def run(self, connect_timeout_s: float) -> None:
-        """Connect, dispatch the owner's frames, and close whatever ends it."""
+        """Connect, then stay until the peer leaves or `fence` is called."""
         try:
             async with asyncio.timeout(connect_timeout_s):
-                await self._open()
-            while True:
-                self._dispatch(*await self._connected().read())
+                stream = await self._connect()
+            self._open = True
+            self._ask_on()
+            await stream.read()  # an owner says nothing more here: its end is what we wait for
         except (OSError, asyncio.IncompleteReadError, wire.FrameError, TransferError):
             pass  # TimeoutError is an OSError. Those who wait learn it from `fence`.
         finally:
             self.fence()
 
-    async def pull(self, ticket: str, runs: Sequence[Run], timeout_s: float) -> None:
-        """Ask, then receive every run. Raises TransferError; LinkLost when it never started.
-        Cancelling it does not stop the bytes: `fence` does."""
-        await self._opened.wait()
-        tag = secrets.randbelow(_TAG_ROOTS) * wire.TAG_STEP
-        match await self._ask(ticket, runs, tag, timeout_s):
-            case None:
-                raise LinkLost("the link ended before the owner answered")
-            case wire.Answer.ACCEPTED:
-                await self._receive(runs, tag)
-            case answer:
-                raise TransferError(f"the owner refused: {answer.name.lower()}", Code.STALE)
+    def submit(self, transfer: Transfer) -> None:
+        """Bring it to its end; `transfer` tells which. Never raises."""
+        if self.closed:
+            transfer.cut_off(LinkLost("the peer cannot be reached"))
+            return
+        self._transfers.add(transfer)
+        self._turns.add(transfer.ticket, transfer, transfer.portions)
+        self._ask_on()
+
+    def give_up(self, transfer: Transfer) -> None:
+        """Nobody waits for it any more: ask for nothing more."""
+        waiting = self._turns.drop(transfer.ticket, transfer)
+        transfer.give_up(waiting, TransferError("the read was given up"))
+        self._forget_if_over(transfer)
 
     def fence(self) -> bool:
         """End the link without awaiting. True: nothing lands in our pages through it any more."""
@@ -92,87 +100,117 @@ class ReaderLink:
             if self._stream is not None:
                 self._stream.abort()
             if self.transport:
-                self._observer.link_closed(self.transport)
-            for verdict in self._verdicts.values():
-                if not verdict.done():
-                    verdict.set_result(None)
-            self._opened.set()
+                self._parts.observer.link_closed(self.transport)
+            self._turns.close()
+            for transfer in tuple(self._transfers):
+                transfer.cut_off(self._loss(transfer))
+            self._transfers.clear()
         return self._settled
 
-    async def _open(self) -> None:
-        host, port = self._endpoint
-        self._stream = FrameStream(*await asyncio.open_connection(host, port))
-        self._channel = Channel(self._library, self._lane)
-        self._hello = wire.Hello(self._lane, self._channel.address).encode()
-        await self._stream.write(wire.Kind.HELLO, self._hello)
-        self._opened.set()
+    # -- opening -----------------------------------------------------------------------------
 
-    def _connected(self) -> FrameStream:
-        if self._stream is None or self.closed:
-            raise LinkLost("the peer cannot be reached")
-        return self._stream
+    async def _connect(self) -> FrameStream:
+        address, key = self._address, self._address.key
+        connection = await asyncio.open_connection(address.host, address.port)
+        stream = self._stream = FrameStream(*connection)
+        if self.closed:
+            raise LinkLost("the link was closed while it opened")
+        channel = self._channel = Channel(self._parts.library, self._lane, self._parts.pump)
+        await stream.write(wire.Kind.HELLO, wire.Hello(self._lane, channel.address).encode(key))
+        welcome = wire.parse_welcome(await stream.expect(wire.Kind.WELCOME))
+        if not welcome.proven(key):
+            raise wire.FrameError("welcome is not proven")
+        channel.connect(welcome.address)
+        self._turns.slots = welcome.slots
+        # UCX finishes a connection with the first message: let it be none that someone waits for.
+        ping = Batch(self._ended_well)
+        channel.send(wire.frame(wire.Kind.PING), wire.ASK_TAG, ping)
+        ping.seal()
+        return stream
 
-    async def _ask(
-        self, ticket: str, runs: Sequence[Run], tag: int, timeout_s: float
-    ) -> wire.Answer | None:
-        stream = self._connected()
-        if self._first_ticket is None:
-            self._first_ticket = ticket
+    def _loss(self, transfer: Transfer) -> TransferError:
+        if transfer.answered or not self._settled:
+            return TransferError("the link ended in the middle", Code.WORKER_LOST, self._settled)
+        return LinkLost("the link ended before the owner answered")
+
+    # -- asking ------------------------------------------------------------------------------
+
+    def _ask_on(self) -> None:
+        """Ask for what credit allows."""
+        while self._open and not self.closed:
+            turn = self._turns.next()
+            if turn is None:
+                return
+            try:
+                self._ask(*turn)
+            except TransferError:
+                self.fence()
+            except Exception:  # noqa: BLE001 - our own pages are broken; the process lives on
+                self._parts.observer.failed(Cause.INTERNAL)
+                self.fence()  # part of the receives may be posted
+
+    def _ask(self, transfer: Transfer, portion: Portion) -> None:
+        channel, memory = self._channel, self._parts.memory
+        if channel is None:
+            raise LinkLost("the link was never opened")
+        left_s = transfer.limit_s - asyncio.get_running_loop().time()
+        tag = (1 + secrets.randbelow(_TAG_ROOTS)) * wire.TAG_STEP
         ask = wire.Ask(
             number=next(self._numbers) % (1 << 32),
             tag=tag,
-            page_bytes=self._memory.page_bytes,
-            timeout_ms=max(1, min(round(timeout_s * 1000), wire.MAX_TIMEOUT_MS)),
-            ticket=ticket,
-            proof=wire.prove(ticket, self._hello),
-            runs=tuple(wire.PageRun(run.source, run.generations) for run in runs),
+            page_bytes=memory.page_bytes,
+            timeout_ms=max(1, min(round(left_s * 1000), wire.MAX_TIMEOUT_MS)),
+            ticket=transfer.ticket,
+            runs=tuple(wire.PageRun(run.source, run.generations) for run in portion.runs),
         )
-        verdict: asyncio.Future[wire.Answer | None] = asyncio.get_running_loop().create_future()
-        self._verdicts[ask.number] = verdict
+        verdict = bytearray(wire.VERDICT_BYTES)
+
+        def landed(good: bool) -> None:
+            self._landed(transfer, portion, ask.number, verdict if good else b"")
+
+        batch = Batch(landed)
+        channel.receive(verdict, tag, batch)
+        for index, run in enumerate(portion.runs, start=1):
+            channel.receive(memory.run(run.target, run.pages), tag + index, batch)
+        channel.send(wire.frame(wire.Kind.ASK, ask.encode()), wire.ASK_TAG, batch)
+        batch.seal()
+
+    def _landed(
+        self, transfer: Transfer, portion: Portion, number: int, verdict: bytes | bytearray
+    ) -> None:
+        """Every operation of this ask has ended; no `verdict` where one of them failed."""
+        if self.closed:
+            return
         try:
-            await stream.write(wire.Kind.ASK, ask.encode())
-            return await verdict
-        except OSError as error:
-            raise LinkLost("the link ended while asking") from error
-        finally:
-            del self._verdicts[ask.number]
+            answer = _answer(verdict, number)
+        except wire.FrameError:
+            self.fence()
+            return
+        transfer.answered = True
+        self._turns.ended(portion)
+        if answer is not wire.Answer.ACCEPTED:
+            waiting = self._turns.drop(transfer.ticket, transfer)
+            refusal = TransferError(f"the owner refused: {answer.name.lower()}", Code.STALE)
+            transfer.give_up(waiting, refusal)
+        elif not self.transport and self._channel is not None:
+            self.transport = self._channel.label
+            self._parts.observer.link_opened(self.transport)
+        transfer.portion_ended()
+        self._forget_if_over(transfer)
+        self._ask_on()
 
-    async def _receive(self, runs: Sequence[Run], tag: int) -> None:
-        channel = self._channel
-        if channel is None:
-            raise LinkLost("the link was never opened")
-        try:
-            posted = [
-                channel.receive(self._memory.run(run.target, run.pages), tag + index)
-                for index, run in enumerate(runs)
-            ]
-            await asyncio.wait([operation.ended for operation in posted])
-        except BaseException:
-            self.fence()  # part of the receives may be posted
-            raise
-        if not all(operation.ended.result() for operation in posted):
-            settled = self.fence()
-            raise TransferError("the link ended in the middle", Code.WORKER_LOST, settled)
-        if not self.transport:
-            self.transport = channel.label
-            self._observer.link_opened(self.transport)
+    def _forget_if_over(self, transfer: Transfer) -> None:
+        if transfer.over:
+            self._transfers.discard(transfer)
 
-    def _dispatch(self, kind: wire.Kind, body: bytes) -> None:
-        match kind:
-            case wire.Kind.WELCOME:
-                self._welcome(wire.parse_welcome(body))
-            case wire.Kind.VERDICT:
-                verdict = wire.parse_verdict(body)
-                waiting = self._verdicts.get(verdict.number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(verdict.answer)
-            case _:
-                raise wire.FrameError("frame is out of order")
+    def _ended_well(self, good: bool) -> None:
+        if not good:
+            self.fence()
 
-    def _welcome(self, welcome: wire.Welcome) -> None:
-        ticket, channel = self._first_ticket, self._channel
-        if ticket is None or channel is None:
-            raise wire.FrameError("welcome before the first ask")
-        if not wire.proven(welcome.proof, ticket, welcome.address):
-            raise wire.FrameError("welcome is not proven")
-        channel.connect(welcome.address)
+
+def _answer(frame: bytes | bytearray, number: int) -> wire.Answer:
+    kind, body = wire.parse_frame(bytes(frame))
+    verdict = wire.parse_verdict(body)
+    if kind is not wire.Kind.VERDICT or verdict.number != number:
+        raise wire.FrameError("verdict of another ask")
+    return verdict.answer

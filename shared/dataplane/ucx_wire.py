@@ -1,13 +1,17 @@
-"""The framed requests beside UCX: who asks, with which ticket, for which pages.
+"""The frames of a link: who connects, and for which pages with which ticket.
 
 Everything a peer sends is parsed here, under fixed caps, with `struct`; nothing is unpickled.
 Knows no socket and no UCX: bytes in, frozen values out, FrameError otherwise.
 
     frame    kind u8 | length u32 | body
-    Hello    magic 8s | version u8 | kind u8 | UCX worker address      reader, first frame
-    Ask      numbers | ticket | proof | runs of (first, count, generation * count)
-    Welcome  proof 16s | UCX worker address                            owner, once
-    Verdict  read number u32 | answer u8                               owner, once a read
+    Hello    magic 8s | version u8 | lane u8 | proof 16s | UCX address    socket, reader, once
+    Welcome  slots u8 | proof 16s | UCX address                           socket, owner, once
+    Ping     nothing                                                      UCX, reader, once
+    Ask      numbers | ticket | runs of (first, count, generation * count)  UCX, reader
+    Verdict  read number u32 | answer u8                                  UCX, owner, for each ask
+
+The proofs show that both ends know the key in the owner's plane address, which travels over the
+control plane only; UCX sees no address that was not proven.
 """
 
 from __future__ import annotations
@@ -19,24 +23,27 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-VERSION: Final = 1
-MAX_FRAME_BYTES: Final = 1 << 20
-MAX_PAGES: Final = 65_536
+VERSION: Final = 2
+MAX_FRAME_BYTES: Final = 1 << 14
+MAX_PAGES: Final = 512
 MAX_TICKET_BYTES: Final = 512
 MAX_ADDRESS_BYTES: Final = 4096
 MAX_TIMEOUT_MS: Final = 600_000
 
 _MAGIC: Final = b"BATONUCX"
 _HEADER: Final = struct.Struct(">BI")
-_HELLO: Final = struct.Struct(">8sBB")
+_HELLO: Final = struct.Struct(">8sBB16s")
+_WELCOME: Final = struct.Struct(">B16s")
 _ASK: Final = struct.Struct(">IQQIHI")
 _RUN: Final = struct.Struct(">II")
 _VERDICT: Final = struct.Struct(">IB")
-_PROOF_BYTES: Final = 16
 
 HEADER_BYTES: Final = _HEADER.size
+VERDICT_BYTES: Final = _HEADER.size + _VERDICT.size
+ASK_TAG: Final = 1
+"""All asks and pings of a link."""
 TAG_STEP: Final = 1 << 20
-"""Tags of one read: a random multiple of this, plus the index of the run."""
+"""Tags of one ask: a random multiple of this for the verdict, and one more for each run."""
 
 
 class FrameError(Exception):
@@ -48,6 +55,7 @@ class Kind(IntEnum):
     ASK = 2
     WELCOME = 3
     VERDICT = 4
+    PING = 5
 
 
 class Lane(IntEnum):
@@ -62,16 +70,38 @@ class Answer(IntEnum):
     REFUSED = 1
     OUT_OF_RANGE = 2
     PAGE_SIZE = 3
-    MALFORMED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
+    """The reader's first and only frame on the socket."""
+
     lane: Lane
     address: bytes
+    proof: bytes = b""
 
-    def encode(self) -> bytes:
-        return _HELLO.pack(_MAGIC, VERSION, self.lane) + self.address
+    def encode(self, key: str) -> bytes:
+        proof = _prove(key, b"hello", self.lane, self.address)
+        return _HELLO.pack(_MAGIC, VERSION, self.lane, proof) + self.address
+
+    def proven(self, key: str) -> bool:
+        return hmac.compare_digest(self.proof, _prove(key, b"hello", self.lane, self.address))
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The owner's answer, once it has made its end. `slots`: asks that it takes at one time."""
+
+    slots: int
+    address: bytes
+    proof: bytes = b""
+
+    def encode(self, key: str) -> bytes:
+        proof = _prove(key, b"welcome", self.slots, self.address)
+        return _WELCOME.pack(self.slots, proof) + self.address
+
+    def proven(self, key: str) -> bool:
+        return hmac.compare_digest(self.proof, _prove(key, b"welcome", self.slots, self.address))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +114,14 @@ class PageRun:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One read. `proof` ties the reader's Hello to the ticket."""
+    """A portion of a read. The reader has posted its receives: under `tag` for the verdict,
+    under the tags after it for each run."""
 
     number: int
     tag: int
     page_bytes: int
     timeout_ms: int
     ticket: str
-    proof: bytes
     runs: tuple[PageRun, ...]
 
     def encode(self) -> bytes:
@@ -99,20 +129,12 @@ class Ask:
         head = _ASK.pack(
             self.number, self.tag, self.page_bytes, self.timeout_ms, len(ticket), len(self.runs)
         )
-        parts = [head, ticket, self.proof]
+        parts = [head, ticket]
         for run in self.runs:
-            parts.append(_RUN.pack(run.first, len(run.generations)))
-            parts.append(struct.pack(f">{len(run.generations)}Q", *run.generations))
+            count = len(run.generations)
+            parts.append(_RUN.pack(run.first, count))
+            parts.append(struct.pack(f">{count}Q", *run.generations))
         return b"".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    proof: bytes
-    address: bytes
-
-    def encode(self) -> bytes:
-        return self.proof + self.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +146,12 @@ class Verdict:
         return _VERDICT.pack(self.number, self.answer)
 
 
-def prove(ticket: str, content: bytes) -> bytes:
-    """A keyed digest: an address that was damaged or swapped on the way never reaches UCX."""
-    key = hashlib.blake2b(ticket.encode(), digest_size=32).digest()
-    return hashlib.blake2b(content, key=key, digest_size=_PROOF_BYTES).digest()
+def _prove(key: str, role: bytes, number: int, address: bytes) -> bytes:
+    content = role + bytes((number,)) + address
+    return hashlib.blake2b(content, key=key.encode()[:64], digest_size=16).digest()
 
 
-def proven(proof: bytes, ticket: str, content: bytes) -> bool:
-    return hmac.compare_digest(proof, prove(ticket, content))
-
-
-def frame(kind: Kind, body: bytes) -> bytes:
+def frame(kind: Kind, body: bytes = b"") -> bytes:
     return _HEADER.pack(kind, len(body)) + body
 
 
@@ -149,34 +166,45 @@ def parse_header(data: bytes) -> tuple[Kind, int]:
         raise FrameError("frame is of an unknown kind") from error
 
 
+def parse_frame(data: bytes) -> tuple[Kind, bytes]:
+    """A frame at the start of a buffer that may be longer."""
+    if len(data) < HEADER_BYTES:
+        raise FrameError("frame is too short")
+    kind, length = parse_header(data[:HEADER_BYTES])
+    if HEADER_BYTES + length > len(data):
+        raise FrameError("frame ends too early")
+    return kind, data[HEADER_BYTES : HEADER_BYTES + length]
+
+
 def parse_hello(body: bytes) -> Hello:
     if not _HELLO.size < len(body) <= _HELLO.size + MAX_ADDRESS_BYTES:
         raise FrameError("hello has a wrong length")
-    magic, version, lane = _HELLO.unpack_from(body)
+    magic, version, lane, proof = _HELLO.unpack_from(body)
     if magic != _MAGIC or version != VERSION:
         raise FrameError("hello is of another protocol")
     try:
-        return Hello(Lane(lane), body[_HELLO.size :])
+        return Hello(Lane(lane), body[_HELLO.size :], proof)
     except ValueError as error:
         raise FrameError("hello names an unknown lane") from error
 
 
 def parse_ask(body: bytes) -> Ask:
-    """One read request. Raises FrameError unless every length adds up exactly."""
+    """One ask. Raises FrameError unless every length adds up exactly."""
     if len(body) < _ASK.size:
         raise FrameError("ask is too short")
     number, tag, page_bytes, timeout_ms, ticket_bytes, runs = _ASK.unpack_from(body)
-    start = _ASK.size + ticket_bytes + _PROOF_BYTES
+    start = _ASK.size + ticket_bytes
     if ticket_bytes > MAX_TICKET_BYTES or start > len(body):
         raise FrameError("ask has a wrong ticket length")
-    if not 0 < runs <= MAX_PAGES or not 0 < timeout_ms <= MAX_TIMEOUT_MS or tag % TAG_STEP:
+    if not 0 < runs <= MAX_PAGES or not 0 < timeout_ms <= MAX_TIMEOUT_MS:
         raise FrameError("ask has a number out of range")
+    if tag < TAG_STEP or tag % TAG_STEP:
+        raise FrameError("ask has a tag out of place")
     try:
-        ticket = body[_ASK.size : _ASK.size + ticket_bytes].decode()
+        ticket = body[_ASK.size : start].decode()
     except UnicodeDecodeError as error:
         raise FrameError("ticket is not text") from error
-    proof = body[start - _PROOF_BYTES : start]
-    return Ask(number, tag, page_bytes, timeout_ms, ticket, proof, _parse_runs(body, start, runs))
+    return Ask(number, tag, page_bytes, timeout_ms, ticket, _parse_runs(body, start, runs))
 
 
 def _parse_runs(body: bytes, offset: int, count: int) -> tuple[PageRun, ...]:
@@ -198,9 +226,12 @@ def _parse_runs(body: bytes, offset: int, count: int) -> tuple[PageRun, ...]:
 
 
 def parse_welcome(body: bytes) -> Welcome:
-    if not _PROOF_BYTES < len(body) <= _PROOF_BYTES + MAX_ADDRESS_BYTES:
+    if not _WELCOME.size < len(body) <= _WELCOME.size + MAX_ADDRESS_BYTES:
         raise FrameError("welcome has a wrong length")
-    return Welcome(body[:_PROOF_BYTES], body[_PROOF_BYTES:])
+    slots, proof = _WELCOME.unpack_from(body)
+    if slots == 0:
+        raise FrameError("welcome takes no asks")
+    return Welcome(slots, body[_WELCOME.size :], proof)
 
 
 def parse_verdict(body: bytes) -> Verdict:

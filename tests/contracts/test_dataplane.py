@@ -312,6 +312,51 @@ async def test_closing_in_the_middle_of_a_read(world: World, side: str) -> None:
     assert np.array_equal(before, reader.pages.array)
 
 
+async def test_a_warm_peer_is_read_like_any_other(world: World) -> None:
+    owner, reader = await owner_and_reader(world)
+    reader.plane.warm(owner.plane.address)
+    reader.plane.warm(owner.plane.address)
+    await asyncio.sleep(0)
+    await reader.plane.read(owner.plane.address, TICKET, reads([(1, 1)]), LONG_S)
+    reader.plane.warm(owner.plane.address)
+    await reader.plane.read(owner.plane.address, TICKET, reads([(2, 2)]), LONG_S)
+    assert arrived(reader, owner, [(1, 1), (2, 2)])
+    assert owner.guard.opened == 2
+
+
+async def test_warming_never_fails(world: World) -> None:
+    """Nobody there, no address at all, a closed plane: the read tells, not the warming."""
+    reader, gone = await world.end(), await world.end()
+    address = gone.plane.address
+    await gone.plane.close()
+    for peer in (address, "no address", ""):
+        reader.plane.warm(peer)
+    with pytest.raises(TransferError):
+        await reader.plane.read(address, TICKET, reads([(1, 1)]), LONG_S)
+    await reader.plane.close()
+    reader.plane.warm(address)
+
+
+async def test_a_small_read_does_not_wait_for_a_large_one(world: World) -> None:
+    """Both on one link, each for a request of its own."""
+    owner, reader = await owner_and_reader(world, 1 << 20)
+    owner.guard.tickets.add("another request")
+    await reader.plane.read(owner.plane.address, TICKET, reads([(63, 63)]), LONG_S)
+    order: list[str] = []
+
+    async def read(name: str, ticket: str, pages: range) -> None:
+        pairs = [(page, page) for page in pages]
+        await reader.plane.read(owner.plane.address, ticket, reads(pairs), LONG_S)
+        order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(read("large", TICKET, range(60)))
+        await asyncio.sleep(0)
+        group.create_task(read("small", "another request", range(60, 62)))
+    assert order == ["small", "large"]
+    assert arrived(reader, owner, [(page, page) for page in range(62)])
+
+
 async def test_what_is_observed(world: World) -> None:
     owner, reader = await owner_and_reader(world)
     await reader.plane.read(owner.plane.address, TICKET, reads([(1, 1), (2, 2)]), LONG_S)

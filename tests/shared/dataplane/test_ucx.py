@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from shared.clock import SystemClock
+from shared.dataplane import ucx_wire as wire
 from shared.dataplane.observer import Cause
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from shared.dataplane.ucx_address import PlaneAddress, parse_address
 from shared.dataplane.ucx_library import label, network_device
 from shared.errors import Code, StartupError, TransferError
+from shared.ids import Generation, PageId
 from tests.shared.dataplane.pages import PAGES, TICKET, ArrayPages, TicketGuard, reads, until
 from tests.shared.dataplane.worlds import UcxWorld, owner_and_reader
 
@@ -44,7 +49,7 @@ async def test_shared_memory_only_refuses_a_peer_elsewhere() -> None:
     report = await reader.plane.read(owner.plane.address, TICKET, reads([(1, 1)]), LONG_S)
     assert report.transport == "ucx:shm"
     address = parse_address(owner.plane.address)
-    elsewhere = str(PlaneAddress(address.host, address.port, "another-host"))
+    elsewhere = str(PlaneAddress(address.host, address.port, "another-host", address.key))
     with pytest.raises(TransferError) as refusal:
         await reader.plane.read(elsewhere, TICKET, reads([(2, 2)]), LONG_S)
     assert refusal.value.code is Code.INCOMPATIBLE_WORKERS
@@ -56,7 +61,7 @@ async def test_auto_takes_tcp_to_a_peer_on_another_host() -> None:
     world = UcxWorld("auto")
     owner, reader = await owner_and_reader(world)
     address = parse_address(owner.plane.address)
-    elsewhere = str(PlaneAddress(address.host, address.port, "another-host"))
+    elsewhere = str(PlaneAddress(address.host, address.port, "another-host", address.key))
     report = await reader.plane.read(elsewhere, TICKET, reads([(1, 1)]), LONG_S)
     assert report.transport == "ucx:tcp"
     await world.close()
@@ -74,6 +79,52 @@ def test_ucx_listens_only_where_we_do() -> None:
     assert network_device("127.0.0.1") == "lo"
     assert network_device("::1") == "lo"
     assert network_device("203.0.113.9") == ""
+
+
+async def test_warming_opens_the_link_and_a_quiet_link_costs_nothing(world: UcxWorld) -> None:
+    greeted: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def listen(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeted.set_result(await stream.readexactly(1))
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    owner, reader = await owner_and_reader(world)
+    port = server.sockets[0].getsockname()[1]
+    reader.plane.warm(f"ucx://127.0.0.1:{port}/x/key")
+    async with asyncio.timeout(10):
+        assert await greeted == bytes((wire.Kind.HELLO,))
+    server.close()
+    await reader.plane.read(owner.plane.address, TICKET, reads([(1, 1)]), LONG_S)
+    await asyncio.sleep(0.05)
+    used_s = time.process_time()
+    await asyncio.sleep(0.5)
+    assert time.process_time() - used_s < 0.1
+
+
+async def test_large_reads_travel_in_portions_under_one_window() -> None:
+    """What a slow reader has under way is bounded, whatever it wants."""
+    world = UcxWorld("tcp")
+    world.settings = replace(
+        world.settings, portion_bytes=2 * BIG, window_bytes=4 * BIG, total_bytes=8 * BIG
+    )
+    owner, reader = await owner_and_reader(world, BIG)
+    most = 0
+
+    def granted(ticket: str, pages: Sequence[tuple[PageId, Generation]]) -> int | None:
+        nonlocal most
+        assert len(pages) <= 2
+        read = TicketGuard.open_read(owner.guard, ticket, pages)
+        most = max(most, len(owner.guard.open))
+        return read
+
+    owner.guard.open_read = granted  # type: ignore[method-assign]
+    pages = reads([(page, page) for page in range(PAGES)])
+    await reader.plane.read(owner.plane.address, TICKET, pages, LONG_S)
+    assert np.array_equal(owner.pages.array, reader.pages.array)
+    assert owner.guard.opened == 32
+    assert most <= 2
+    await world.close()
 
 
 # -- death and delay in the middle ------------------------------------------------------------
@@ -108,19 +159,18 @@ async def test_the_owner_goes_in_mid_transfer(world: UcxWorld, blow: str) -> Non
 
 
 async def test_the_reader_goes_in_mid_transfer(world: UcxWorld) -> None:
-    """BR-071: the owner counts nothing as served, and closes the read exactly once."""
+    """BR-071: the owner counts nothing as served that was cut off, and closes each read once."""
     owner, reader = await owner_and_reader(world, BIG)
     pages = reads([(page, page) for page in range(PAGES)])
     await reader.plane.read(owner.plane.address, TICKET, pages[:1], LONG_S)
-    served = dict(owner.observer.bytes)
     read = asyncio.create_task(reader.plane.read(owner.plane.address, TICKET, pages, LONG_S))
-    await until(lambda: owner.guard.opened == 2)
+    await until(lambda: owner.guard.opened >= 2)
     await reader.plane.close()
     with pytest.raises(TransferError):
         await read
     await until(lambda: not owner.guard.open)
-    assert dict(owner.observer.bytes) == served
-    assert owner.observer.turned[Cause.LOST] == 1
+    assert sum(owner.observer.bytes.values()) < 65 * BIG
+    assert owner.observer.turned[Cause.LOST] >= 1
 
 
 async def test_a_read_that_drains_in_time_keeps_the_link() -> None:
@@ -131,7 +181,7 @@ async def test_a_read_that_drains_in_time_keeps_the_link() -> None:
     await reader.plane.read(owner.plane.address, TICKET, pages[:1], LONG_S)
     other = asyncio.create_task(reader.plane.read(owner.plane.address, TICKET, pages[32:], LONG_S))
     doomed = asyncio.create_task(reader.plane.read(owner.plane.address, TICKET, pages[:32], LONG_S))
-    await until(lambda: owner.guard.opened == 3)
+    await until(lambda: owner.guard.opened >= 3)
     doomed.cancel()
     await asyncio.wait({doomed, other})
     assert doomed.cancelled()
@@ -200,12 +250,16 @@ async def test_it_does_not_start_without_what_it_needs() -> None:
     [
         "",
         "ucx://",
-        "ucx://localhost:1/x",
-        "http://127.0.0.1:1/x",
-        "ucx://127.0.0.1/x",
+        "ucx://localhost:1/x/y",
+        "http://127.0.0.1:1/x/y",
+        "ucx://127.0.0.1/x/y",
         "ucx://127.0.0.1:1",
-        "ucx://127.0.0.1:99999/x",
-        "ucx://[::1/x",
+        "ucx://127.0.0.1:1/x",
+        "ucx://127.0.0.1:1/x/",
+        "ucx://127.0.0.1:1//y",
+        "ucx://127.0.0.1:1/x/y/z",
+        "ucx://127.0.0.1:99999/x/y",
+        "ucx://[::1/x/y",
         "u" * 300,
     ],
 )
@@ -220,5 +274,6 @@ async def test_addresses_that_are_none(text: str) -> None:
 
 
 def test_addresses_round_trip() -> None:
-    for address in (PlaneAddress("127.0.0.1", 4, "-"), PlaneAddress("::1", 65535, "abc")):
+    for address in (PlaneAddress("127.0.0.1", 4, "-", "k"), PlaneAddress("::1", 65535, "abc", "d")):
         assert parse_address(str(address)) == address
+    assert "secret" not in repr(PlaneAddress("::1", 1, "-", "secret"))

@@ -12,9 +12,14 @@ from shared.dataplane import ucx_owner
 from shared.dataplane import ucx_wire as wire
 from shared.dataplane.observer import Cause
 from shared.dataplane.ucx import UcxSettings
-from shared.dataplane.ucx_address import parse_address
+from shared.dataplane.ucx_address import PlaneAddress, parse_address
+from shared.dataplane.ucx_channel import Batch, Channel
+from shared.dataplane.ucx_library import UcxLibrary
+from shared.dataplane.ucx_owner import SLOTS
+from shared.dataplane.ucx_pump import Pump
+from shared.dataplane.ucx_stream import FrameStream
 from shared.errors import Code, TransferError
-from tests.shared.dataplane.pages import PAGES, TICKET, reads
+from tests.shared.dataplane.pages import PAGES, TICKET, reads, until
 from tests.shared.dataplane.worlds import End, UcxWorld, owner_and_reader
 
 LONG_S = 20.0
@@ -34,11 +39,55 @@ async def hung_up(stream: asyncio.StreamReader, within_s: float = 5.0) -> bytes:
             return b""
 
 
-def ask(ticket: str = TICKET, hello: bytes = b"", first: int = 1, page_bytes: int = 4096) -> bytes:
-    body = wire.Ask(
-        1, 0, page_bytes, 1000, ticket, wire.prove(ticket, hello), (wire.PageRun(first, (2,)),)
-    ).encode()
-    return wire.frame(wire.Kind.ASK, body)
+def ask(ticket: str = TICKET, first: int = 1, generation: int = 2, page_bytes: int = 4096) -> bytes:
+    run = wire.PageRun(first, (generation,))
+    return wire.Ask(1, wire.TAG_STEP, page_bytes, 1000, ticket, (run,)).encode()
+
+
+def key_of(end: End) -> str:
+    return parse_address(end.plane.address).key
+
+
+class Insider:
+    """A peer that knows the key and opens a real link, but says what it likes over it."""
+
+    def __init__(self) -> None:
+        self.pump = Pump()
+        library = UcxLibrary("127.0.0.1", cuda=False, shared_only=False)
+        self.channel = Channel(library, wire.Lane.TCP, self.pump)
+        self.verdict = bytearray(64)
+        self.page = np.full(4096, 0xEE, np.uint8)
+
+    async def join(self, end: End) -> None:
+        self.stream, self.writer = await dial(end)
+        frames = FrameStream(self.stream, self.writer)
+        hello = wire.Hello(wire.Lane.TCP, self.channel.address)
+        await frames.write(wire.Kind.HELLO, hello.encode(key_of(end)))
+        welcome = wire.parse_welcome(await frames.expect(wire.Kind.WELCOME))
+        assert welcome.proven(key_of(end))
+        assert welcome.slots == SLOTS
+        self.channel.connect(welcome.address)
+
+    def say(self, data: bytes) -> None:
+        sent = Batch(lambda good: None)
+        self.channel.send(data, wire.ASK_TAG, sent)
+        sent.seal()
+
+    async def ask(self, body: bytes) -> wire.Answer:
+        """The verdict on an ask about one page."""
+        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer = Batch(heard.set_result)
+        self.channel.receive(self.verdict, wire.TAG_STEP, answer)
+        self.channel.receive(self.page, wire.TAG_STEP + 1, answer)
+        answer.seal()
+        self.say(wire.frame(wire.Kind.ASK, body))
+        async with asyncio.timeout(10):
+            assert await heard
+        return wire.parse_verdict(wire.parse_frame(bytes(self.verdict))[1]).answer
+
+    def leave(self) -> None:
+        self.channel.fence()
+        self.writer.close()
 
 
 async def test_a_silent_listener_does_not_hang_a_read(world: UcxWorld) -> None:
@@ -50,7 +99,7 @@ async def test_a_silent_listener_does_not_hang_a_read(world: UcxWorld) -> None:
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     with pytest.raises(TransferError) as failure:
-        await reader.plane.read(f"ucx://127.0.0.1:{port}/x", TICKET, reads([(1, 1)]), 0.3)
+        await reader.plane.read(f"ucx://127.0.0.1:{port}/x/key", TICKET, reads([(1, 1)]), 0.3)
     assert failure.value.settled
     assert loop.time() - started_s < 5
     for writer in opened:
@@ -62,7 +111,8 @@ async def test_a_silent_listener_does_not_hang_a_read(world: UcxWorld) -> None:
     "answer",
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        wire.frame(wire.Kind.WELCOME, b"p" * 16 + b"forged address"),
+        wire.frame(wire.Kind.WELCOME, b"\x10" + b"p" * 16 + b"forged address"),
+        wire.frame(wire.Kind.WELCOME, wire.Welcome(16, b"forged address").encode("other key")),
         wire.frame(wire.Kind.VERDICT, wire.Verdict(1, wire.Answer.ACCEPTED).encode()),
         wire.frame(wire.Kind.HELLO, b""),
     ],
@@ -80,39 +130,37 @@ async def test_a_listener_that_answers_nonsense(world: UcxWorld, answer: bytes) 
     reader = await world.end()
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(TransferError) as failure:
-        await reader.plane.read(f"ucx://127.0.0.1:{port}/x", TICKET, reads([(1, 1)]), 2.0)
+        await reader.plane.read(f"ucx://127.0.0.1:{port}/x/key", TICKET, reads([(1, 1)]), 2.0)
     assert failure.value.settled
     assert reader.pages.untouched(range(PAGES))
     server.close()
 
 
-async def test_without_a_valid_ticket_first_the_connection_ends(world: UcxWorld) -> None:
-    owner = await world.end()
-    hello = wire.Hello(wire.Lane.TCP, b"never looked at").encode()
-    greeting = wire.frame(wire.Kind.HELLO, hello)
-    for sent, answer, cause in (
-        (greeting + ask("no such ticket", hello), wire.Answer.REFUSED, Cause.REFUSED),
-        (greeting + ask(TICKET, b"other hello"), wire.Answer.MALFORMED, Cause.MALFORMED),
-        (greeting + ask(TICKET, hello, first=PAGES), wire.Answer.OUT_OF_RANGE, Cause.OUT_OF_RANGE),
-        (greeting + ask(TICKET, hello, page_bytes=1), wire.Answer.PAGE_SIZE, Cause.PAGE_SIZE),
-    ):
-        before = owner.observer.turned[cause]
+async def test_without_the_key_the_connection_ends(world: UcxWorld) -> None:
+    """UCX sees no address of a stranger, and a link without its key opens nothing."""
+    owner, reader = await owner_and_reader(world)
+    hello = wire.Hello(wire.Lane.TCP, b"never looked at")
+    for key in ("", "key", key_of(owner)[:-1], key_of(reader)):
+        before = owner.observer.turned[Cause.MALFORMED]
         stream, writer = await dial(owner)
-        writer.write(sent)
-        verdict = wire.Verdict(1, answer).encode()
-        assert await hung_up(stream) == wire.frame(wire.Kind.VERDICT, verdict)
-        assert owner.observer.turned[cause] == before + 1
+        writer.write(wire.frame(wire.Kind.HELLO, hello.encode(key)))
+        assert await hung_up(stream) == b""
+        assert owner.observer.turned[Cause.MALFORMED] == before + 1
         writer.close()
+    address = parse_address(owner.plane.address)
+    forged = str(PlaneAddress(address.host, address.port, address.domain, "guess"))
+    with pytest.raises(TransferError) as failure:
+        await reader.plane.read(forged, TICKET, reads([(1, 1)]), LONG_S)
+    assert failure.value.settled
     assert owner.guard.opened == 0
 
 
 async def test_frames_out_of_order_end_the_connection(world: UcxWorld) -> None:
     owner = await world.end()
-    hello = wire.frame(wire.Kind.HELLO, wire.Hello(wire.Lane.TCP, b"address").encode())
     for sent in (
-        ask(),
-        hello + hello,
+        wire.frame(wire.Kind.ASK, ask()),
         wire.frame(wire.Kind.WELCOME, b"x" * 40),
+        wire.frame(wire.Kind.HELLO, b"x" * 40),
         b"\x01\xff\xff\xff\xff",
     ):
         stream, writer = await dial(owner)
@@ -122,10 +170,71 @@ async def test_frames_out_of_order_end_the_connection(world: UcxWorld) -> None:
     assert owner.observer.turned == {Cause.MALFORMED: 4}
 
 
+async def test_an_insider_gets_what_its_ticket_grants(world: UcxWorld) -> None:
+    owner = await world.end()
+    owner.pages.stamp()
+    insider = Insider()
+    await insider.join(owner)
+    for body, answer, cause in (
+        (ask("no such ticket"), wire.Answer.REFUSED, Cause.REFUSED),
+        (ask(generation=99), wire.Answer.REFUSED, Cause.REFUSED),
+        (ask(first=PAGES), wire.Answer.OUT_OF_RANGE, Cause.OUT_OF_RANGE),
+        (ask(page_bytes=1), wire.Answer.PAGE_SIZE, Cause.PAGE_SIZE),
+    ):
+        before = owner.observer.turned[cause]
+        assert await insider.ask(body) is answer
+        assert owner.observer.turned[cause] == before + 1
+        assert (insider.page == 0xEE).all()
+    assert owner.guard.opened == 0
+    assert await insider.ask(ask()) is wire.Answer.ACCEPTED
+    assert np.array_equal(insider.page, owner.pages.array[1])
+    insider.leave()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"rubbish",
+        wire.frame(wire.Kind.WELCOME, b"x" * 40),
+        wire.frame(wire.Kind.ASK, ask()[:-1]),
+        wire.frame(wire.Kind.ASK, ask() + b"\0"),
+        b"\x02\xff\xff\xff\xff",
+        bytes(2 * wire.MAX_FRAME_BYTES),
+    ],
+)
+async def test_an_insider_that_talks_rubbish_loses_its_link(world: UcxWorld, said: bytes) -> None:
+    """BR-025: nothing is opened, the link ends, everyone else is served."""
+    owner, reader = await owner_and_reader(world)
+    insider = Insider()
+    await insider.join(owner)
+    insider.say(said)
+    assert await hung_up(insider.stream) == b""
+    assert owner.observer.turned[Cause.MALFORMED] == 1
+    assert owner.guard.opened == 0
+    await reader.plane.read(owner.plane.address, TICKET, reads([(1, 1)]), LONG_S)
+    insider.leave()
+
+
+async def test_an_insider_that_asks_without_end_is_held_to_its_slots(world: UcxWorld) -> None:
+    """Its asks wait; no more reads are open than it has slots, and it never takes the data."""
+    owner = await world.end(1 << 20)
+    insider = Insider()
+    await insider.join(owner)
+    for _ in range(4 * SLOTS):
+        insider.say(wire.frame(wire.Kind.ASK, ask(page_bytes=1 << 20)))
+    await until(lambda: owner.guard.opened == SLOTS)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(owner.guard.open) == SLOTS == owner.guard.opened
+    insider.leave()
+    await until(lambda: not owner.guard.open)
+
+
 async def test_a_connection_that_says_nothing_is_dropped(
     world: UcxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ucx_owner, "FIRST_ASK_S", 0.1)
+    monkeypatch.setattr(ucx_owner, "HELLO_S", 0.1)
     owner = await world.end()
     stream, writer = await dial(owner)
     assert await hung_up(stream) == b""
@@ -134,11 +243,11 @@ async def test_a_connection_that_says_nothing_is_dropped(
 
 
 async def test_forged_requests_are_refused_and_the_owner_lives(world: UcxWorld) -> None:
-    """BR-025: damaged and random frames, before and after a valid ticket."""
+    """BR-025: damaged and random frames on the socket."""
     owner, reader = await owner_and_reader(world)
     draw = random.Random(25)
-    hello = wire.Hello(wire.Lane.TCP, draw.randbytes(180)).encode()
-    good = wire.frame(wire.Kind.HELLO, hello) + ask("guess", hello)
+    hello = wire.Hello(wire.Lane.TCP, draw.randbytes(180)).encode("guess")
+    good = wire.frame(wire.Kind.HELLO, hello) + wire.frame(wire.Kind.ASK, ask("guess"))
     for attempt in range(200):
         sent = bytearray(good)
         match attempt % 3:

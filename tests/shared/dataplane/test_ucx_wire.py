@@ -17,22 +17,22 @@ ASK = wire.Ask(
     page_bytes=4096,
     timeout_ms=1000,
     ticket="ticket",
-    proof=b"p" * 16,
     runs=(wire.PageRun(3, (1, 2, 3)), wire.PageRun(900, (2**64 - 1,))),
 )
 PARSERS = (wire.parse_hello, wire.parse_ask, wire.parse_welcome, wire.parse_verdict)
 
 
 def test_round_trips() -> None:
-    hello = wire.Hello(wire.Lane.SHM, b"a worker address")
-    assert wire.parse_hello(hello.encode()) == hello
+    hello = wire.parse_hello(wire.Hello(wire.Lane.SHM, b"a worker address").encode("key"))
+    assert (hello.lane, hello.address) == (wire.Lane.SHM, b"a worker address")
     assert wire.parse_ask(ASK.encode()) == ASK
-    welcome = wire.Welcome(b"p" * 16, b"a worker address")
-    assert wire.parse_welcome(welcome.encode()) == welcome
+    welcome = wire.parse_welcome(wire.Welcome(16, b"a worker address").encode("key"))
+    assert (welcome.slots, welcome.address) == (16, b"a worker address")
     verdict = wire.Verdict(2**32 - 1, wire.Answer.PAGE_SIZE)
     assert wire.parse_verdict(verdict.encode()) == verdict
     framed = wire.frame(wire.Kind.ASK, b"12345")
     assert wire.parse_header(framed[: wire.HEADER_BYTES]) == (wire.Kind.ASK, 5)
+    assert wire.parse_frame(framed + bytes(9)) == (wire.Kind.ASK, b"12345")
 
 
 @given(
@@ -42,7 +42,7 @@ def test_round_trips() -> None:
 )
 def test_any_ask_round_trips(ticket: str, generations: list[list[int]], number: int) -> None:
     runs = tuple(wire.PageRun(index, tuple(run)) for index, run in enumerate(generations))
-    ask = wire.Ask(number, 0, 64, 1, ticket, b"q" * 16, runs)
+    ask = wire.Ask(number, wire.TAG_STEP, 64, 1, ticket, runs)
     assert wire.parse_ask(ask.encode()) == ask
 
 
@@ -51,6 +51,8 @@ def test_foreign_bytes_are_a_frame_error_and_nothing_else(data: bytes) -> None:
     for parse in PARSERS:
         with contextlib.suppress(wire.FrameError):
             parse(data)
+    with contextlib.suppress(wire.FrameError):
+        wire.parse_frame(data)
     with contextlib.suppress(wire.FrameError):
         wire.parse_header(data[: wire.HEADER_BYTES].ljust(wire.HEADER_BYTES, b"\0"))
 
@@ -71,24 +73,41 @@ def test_a_damaged_ask_is_refused_or_differs() -> None:
 
 
 def test_caps_hold() -> None:
-    too_many = wire.Ask(1, 0, 64, 1, "t", b"p" * 16, (wire.PageRun(0, (1,) * 65_537),))
-    for body in (
-        too_many.encode(),
-        wire.Ask(1, 0, 64, 0, "t", b"p" * 16, ASK.runs).encode(),
-        wire.Ask(1, 0, 64, 600_001, "t", b"p" * 16, ASK.runs).encode(),
-        wire.Ask(1, 17, 64, 1, "t", b"p" * 16, ASK.runs).encode(),
-        wire.Ask(1, 0, 64, 1, "t" * 513, b"p" * 16, ASK.runs).encode(),
-        wire.Ask(1, 0, 64, 1, "t", b"p" * 16, ()).encode(),
-        wire.Ask(1, 0, 64, 1, "t", b"p" * 16, (wire.PageRun(0, ()),)).encode(),
+    step, many = wire.TAG_STEP, wire.MAX_PAGES + 1
+    for ask in (
+        wire.Ask(1, step, 64, 1, "t", (wire.PageRun(0, (1,) * many),)),
+        wire.Ask(1, step, 64, 1, "t", (wire.PageRun(0, (1,)),) * many),
+        wire.Ask(1, step, 64, 0, "t", ASK.runs),
+        wire.Ask(1, step, 64, 600_001, "t", ASK.runs),
+        wire.Ask(1, step + 17, 64, 1, "t", ASK.runs),
+        wire.Ask(1, 0, 64, 1, "t", ASK.runs),
+        wire.Ask(1, step, 64, 1, "t" * 513, ASK.runs),
+        wire.Ask(1, step, 64, 1, "t", ()),
+        wire.Ask(1, step, 64, 1, "t", (wire.PageRun(0, ()),)),
     ):
         with pytest.raises(wire.FrameError):
-            wire.parse_ask(body)
+            wire.parse_ask(ask.encode())
     with pytest.raises(wire.FrameError):
         wire.parse_header(b"\x02" + (wire.MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+    with pytest.raises(wire.FrameError):
+        wire.parse_welcome(bytes(40))
 
 
-def test_the_proof_needs_the_ticket_and_the_content() -> None:
-    proof = wire.prove("ticket", b"content")
-    assert wire.proven(proof, "ticket", b"content")
-    assert not wire.proven(proof, "Ticket", b"content")
-    assert not wire.proven(proof, "ticket", b"contents")
+def test_the_longest_ask_fits_its_slot() -> None:
+    runs = tuple(wire.PageRun(2 * index, (2**64 - 1,)) for index in range(wire.MAX_PAGES))
+    ticket = "t" * wire.MAX_TICKET_BYTES
+    ask = wire.Ask(2**32 - 1, 2**63, 2**40, wire.MAX_TIMEOUT_MS, ticket, runs).encode()
+    assert len(wire.frame(wire.Kind.ASK, ask)) <= wire.MAX_FRAME_BYTES
+    assert wire.parse_ask(ask).runs == runs
+
+
+def test_a_proof_needs_the_key_and_everything_it_covers() -> None:
+    sent = wire.parse_hello(wire.Hello(wire.Lane.SHM, b"address").encode("key"))
+    assert sent.proven("key")
+    assert not sent.proven("other")
+    assert not wire.Hello(wire.Lane.TCP, sent.address, sent.proof).proven("key")
+    assert not wire.Hello(sent.lane, b"address!", sent.proof).proven("key")
+    answer = wire.parse_welcome(wire.Welcome(1, b"address").encode("key"))
+    assert answer.proven("key")
+    assert not wire.Welcome(2, answer.address, answer.proof).proven("key")
+    assert not wire.Welcome(1, sent.address, sent.proof).proven("key"), "a hello is no welcome"
