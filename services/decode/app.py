@@ -19,7 +19,7 @@ from shared.dataplane.metering import PlaneMetrics
 from shared.dataplane.plane import Plane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from shared.engine.batch import Engine
-from shared.engine.building import build_engine
+from shared.engine.building import build_engine, poison
 from shared.engine.executor import Executor
 from shared.errors import CheckpointError, EngineError, StartupError
 from shared.ids import BlockHash, Generation, PageId
@@ -84,6 +84,7 @@ class DecodeApp:
         executor = Executor(engine, scope.clock)
         try:
             cost = await executor.costs(self._config.block_tokens)
+            poison(engine, self._config.poison_token)
             await self._serve(scope, checkpoint, executor, cost)
         except EngineError as error:
             raise StartupError(f"the engine does not run: {error.message}") from error

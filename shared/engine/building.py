@@ -39,3 +39,10 @@ def build_engine(
     from shared.engine.runner import TorchEngine
 
     return TorchEngine.load(checkpoint, device, layout, pages, threads)
+
+
+def poison(engine: Engine, token: int) -> None:
+    """Arm the weightless engine's fault once its costs were measured (that computes any token).
+    No effect on other engines, or for -1."""
+    if isinstance(engine, HashchainEngine):
+        engine.poison_token = token

@@ -10,6 +10,7 @@ So a stale, torn, foreign or misplaced page changes what is drawn next.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import time
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ from shared.errors import EngineError
 from shared.ids import PageId
 from shared.kv.layout import PageLayout
 
+POISONED: Final = 70
+"""Exit code of a process that computed the poison token."""
 _LINK_BYTES: Final = 64
 _FIRST_PRINTABLE: Final = 32
 _PRINTABLE: Final = 95
@@ -35,6 +38,9 @@ _PRINTABLE: Final = 95
 
 class HashchainEngine:
     """Implements Engine on host memory. Draws printable ASCII only, never a stop token."""
+
+    poison_token = -1
+    """A fault for tests: computing this token ends the process, as a crash of an engine would."""
 
     def __init__(self, checkpoint: Checkpoint, layout: PageLayout, pages: int) -> None:
         self._digest = checkpoint.digest
@@ -75,6 +81,8 @@ class HashchainEngine:
     def step(self, items: Sequence[StepItem]) -> StepResult:
         started = time.perf_counter()
         check_items(items, self._limits)
+        if any(self.poison_token in item.tokens for item in items):
+            os._exit(POISONED)
         for item in items:
             self._write(item)
         tokens = tuple(self._draw(item, item.draw) for item in items)

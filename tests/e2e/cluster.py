@@ -47,6 +47,7 @@ class Wish:
     """What cluster a test wants."""
 
     model: str = "hashchain"
+    scheduler: int = 1
     prefill: int = 1
     decode: int = 1
     kvpool: int = 1
@@ -57,9 +58,8 @@ class Wish:
 
     def topology(self) -> Topology:
         wanted = Topology(groups=DEFAULT.groups, shared=tuple(self.shared.items()))
-        for role, count in (("prefill", self.prefill), ("decode", self.decode)):
-            wanted = wanted.with_count(role, count)
-        wanted = wanted.with_count("kvpool", self.kvpool)
+        for role in ("scheduler", "prefill", "decode", "kvpool"):
+            wanted = wanted.with_count(role, getattr(self, role))
         if self.model == "hashchain":
             wanted = wanted.with_engine("hashchain")
         free = {"port": 0, "admin_port": 0, "traces_port": 0}

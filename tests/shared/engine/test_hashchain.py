@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from shared.checkpoint import open_checkpoint
 from shared.engine.batch import Draw, StepItem
 from shared.engine.building import build_engine
-from shared.engine.hashchain import HashchainEngine
+from shared.engine.hashchain import POISONED, HashchainEngine
 from shared.errors import EngineError, StartupError
 from shared.ids import PageId
 
@@ -175,3 +178,21 @@ def test_building_refuses_what_cannot_be() -> None:
     for pages, backend in ((8, "torch"), (8, "magic"), (0, "hashchain")):
         with pytest.raises(StartupError):
             build_engine(checkpoint, "cpu", "float32", pages, BLOCK, backend)
+
+
+@pytest.mark.process
+def test_computing_the_poison_token_ends_the_process() -> None:
+    program = (
+        "from shared.checkpoint import open_checkpoint\n"
+        "from shared.engine.batch import StepItem\n"
+        "from shared.engine.building import build_engine, poison\n"
+        "model = open_checkpoint('hashchain')\n"
+        "one = build_engine(model, 'cpu', 'float32', 4, 16, 'hashchain')\n"
+        "poison(one, 300)\n"
+        "one.step([StepItem((1, 2), 0, (0,), None)])\n"
+        "print('healthy', flush=True)\n"
+        "one.step([StepItem((1, 300), 0, (0,), None)])\n"
+        "print('not reached', flush=True)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (POISONED, "healthy\n"), ended.stderr
