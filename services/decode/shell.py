@@ -184,7 +184,7 @@ class Shell:
 
     async def _on_lost(self, delivery: Delivery) -> None:
         lost = delivery.message
-        if not isinstance(lost, WorkerLost):
+        if not isinstance(lost, WorkerLost) or not self._membership.obeys(lost):
             return
         if lost.worker == self._membership.worker:
             self._declared_lost(lost)

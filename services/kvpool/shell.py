@@ -150,7 +150,7 @@ class Shell:
 
     async def _hear_lost(self, delivery: Delivery) -> None:
         lost = delivery.message
-        if isinstance(lost, WorkerLost):
+        if isinstance(lost, WorkerLost) and self._membership.obeys(lost):
             self.feed(PeerLost(lost))
             await self._puller.forget(lost)
 

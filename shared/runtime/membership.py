@@ -20,13 +20,21 @@ from shared.errors import BusError, Code, RefusedError, StartupError
 from shared.ids import BlockHash, Epoch, WorkerId
 from shared.kv.radix import Removed, Stored
 from shared.runtime.journal import BlockJournal, BlockSource
+from shared.runtime.leader import Leader
 from shared.runtime.retry import Sender
 from shared.runtime.service import Scope
 from shared.wire import subjects
 from shared.wire.blocks import BlockSnapshot, SnapshotRequest
 from shared.wire.codec import Message
 from shared.wire.requests import Refused
-from shared.wire.workers import CostModel, Heartbeat, Registered, RegisterWorker, WorkerLoad
+from shared.wire.workers import (
+    CostModel,
+    Heartbeat,
+    Registered,
+    RegisterWorker,
+    WorkerLoad,
+    WorkerLost,
+)
 
 REGISTER_S: Final = 300.0
 ASKING_S: Final = 10.0
@@ -87,6 +95,8 @@ class Membership:
         self._beat_due_s = 0.0
         self._wake = asyncio.Event()
         self._peers_lost: set[WorkerId] = set()
+        self._leader = Leader()
+        self._fenced = scope.metrics.counter("baton_fenced_total", "Refused as outdated.", ("by",))
         self._unsent = scope.metrics.counter(
             "baton_membership_unsent_total", "Heartbeats and events that were not sent.", ("kind",)
         )
@@ -136,6 +146,13 @@ class Membership:
         self._journal.record_cleared()
         self._wake.set()
 
+    def obeys(self, lost: WorkerLost) -> bool:
+        """Whether the leader says so. An older one (it was paused, perhaps) buries nobody."""
+        if self._leader.accepts(lost.leader_epoch, self._scope.clock.now()):
+            return True
+        self._fenced.labels("leader_epoch").inc()
+        return False
+
     async def leave(self) -> None:
         """Say goodbye once, so that nobody waits for the next heartbeat."""
         self._state = "ended"
@@ -157,6 +174,7 @@ class Membership:
                 continue
             match reply:
                 case Registered():
+                    self._leader.accepts(reply.leader_epoch, scope.clock.now())
                     return reply.epoch
                 case Refused(code, _, retry_after_s) if code not in _FINAL:
                     scope.log.event("worker.registration_deferred", code=code)

@@ -41,12 +41,12 @@ from services.gateway.core.events import (
     TokensArrived,
     WorkerDied,
 )
-from services.gateway.core.leader import Leader
 from services.gateway.core.ordering import TokenOrder
 from services.gateway.core.request import Holder, Policy, Request
 from services.gateway.core.settling import Settlement
 from shared.errors import Code
 from shared.ids import Attempt, RequestId, WorkerId
+from shared.runtime.leader import Leader
 from shared.wire.requests import Accepted, PlacementEnded, Refused, TokenChunk
 
 _REMEMBERED: Final = 1_024

@@ -36,6 +36,7 @@ from shared.wire.workers import (
     Registered,
     RegisterWorker,
     WorkerLoad,
+    WorkerLost,
 )
 from tests.contracts.wires import until
 from tests.shared.runtime.rig import make_scope
@@ -287,3 +288,16 @@ def test_a_full_journal_leaves_a_gap_and_counts_it(monkeypatch: pytest.MonkeyPat
     taken = [kept.next(), kept.next(), kept.next()]
     assert [event and event.sequence for event in taken] == [1, 2, None]
     assert (kept.lost, kept.count().sequence) == (2, 4)
+
+
+async def test_an_older_leader_is_not_obeyed(memory_broker: MemoryBroker) -> None:
+    scheduler, worker = Scheduler(memory_broker), Worker()
+    await scheduler.listen()
+
+    def lost(leader_epoch: int) -> WorkerLost:
+        return WorkerLost(WorkerId("decode-1"), "decode", Epoch(1), Epoch(leader_epoch), "silent")
+
+    async with _member(memory_broker, worker) as member:
+        assert member.obeys(lost(7)) and member.obeys(lost(9))
+        assert not member.obeys(lost(8))
+        assert member.obeys(lost(9))

@@ -1,4 +1,4 @@
-"""Which scheduler leads, as far as one who only receives can tell: the highest epoch lately heard.
+"""Which scheduler leads, as far as one who only listens can tell: the highest epoch lately heard.
 
 Messages of an older leader are refused. The memory is short, because epochs may begin anew when
 the store that counts them was lost.
