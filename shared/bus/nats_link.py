@@ -142,13 +142,18 @@ class NatsLink:
         return interest
 
     async def drop(self, interest: Interest) -> None:
-        """Take no more from the server; what it already sent is still delivered."""
+        """Take no more from the server; what it already sent is still delivered. The library
+        swallows a cancellation here: it is raised again at the end."""
+        task = asyncio.current_task()
+        cancels = 0 if task is None else task.cancelling()
         with suppress(NatsError, OSError, TimeoutError):
             async with asyncio.timeout(ROUND_TRIP_S):
                 if self.connected:
                     await interest.drain()  # type: ignore[no-untyped-call]
                 else:
                     await interest.unsubscribe()
+        if task is not None and task.cancelling() > cancels:
+            raise asyncio.CancelledError
 
     async def _connect(self) -> None:
         """Connect the present client. The library tries for ever."""

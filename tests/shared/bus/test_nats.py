@@ -167,3 +167,19 @@ async def test_a_client_that_started_before_its_server_waits_for_it(server: Nats
     bus = await opening
     await until(lambda: bus.connected)
     await bus.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_closing_a_subscription_lets_a_cancellation_pass(
+    nats_server: NatsServer, turns: int
+) -> None:
+    """A task that lost it would run on, and its process would never end."""
+    bus = await connect(nats_server, "decode")
+    subscription = await bus.subscribe(JOB, _answer)
+    closing = asyncio.create_task(subscription.close(), name="closing")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    cancelled = closing.cancel()
+    await asyncio.wait({closing}, timeout=5)
+    assert closing.cancelled() or not cancelled
+    await bus.close()
