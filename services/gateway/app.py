@@ -29,6 +29,7 @@ from services.gateway.models import Models
 from services.gateway.refusals import Refusal
 from services.gateway.routes import Table
 from services.gateway.span_store import SpanStore
+from services.gateway.standing import Standing
 from services.gateway.status import Status
 from services.gateway.text import Text
 from services.gateway.traces import Traces
@@ -56,6 +57,7 @@ class GatewayApp:
         self._courier: Courier | None = None
         self._endpoints: Endpoints | None = None
         self._membership: Membership | None = None
+        self._standing: Standing | None = None
         self._joined = False
         self._done = asyncio.Event()
 
@@ -72,6 +74,9 @@ class GatewayApp:
         try:
             courier = self._build_core(checkpoint, self._membership)
             await courier.start()
+            heartbeat_s = self._config.heartbeat_s
+            self._standing = Standing(scope.bus, scope.clock, checkpoint.digest, heartbeat_s)
+            await self._standing.start()
             await self._open_doors(self._build_endpoints(checkpoint, text, courier), traces)
             await self._membership.join()
             self._joined = True
@@ -87,8 +92,13 @@ class GatewayApp:
 
     def ready(self) -> bool:
         """A request could be placed now."""
-        draining = self._endpoints is not None and self._endpoints.draining
-        return self._joined and self._scope.bus.connected and not draining
+        return self.obstacle() is None
+
+    def obstacle(self) -> Code | None:
+        """Why no request could be placed now; None: one could."""
+        if self._endpoints is not None and self._endpoints.draining:
+            return Code.DRAINING
+        return self._standing.obstacle if self._joined and self._standing else Code.LOADING
 
     def accounting(self) -> dict[str, object]:
         """What is held right now; all zero at rest."""
@@ -194,7 +204,7 @@ class GatewayApp:
 
     async def _open_doors(self, served: Served, traces: Traces | None) -> None:
         config = self._config
-        status = Status(self._scope.metrics, self._refresh, self.ready, self.accounting)
+        status = Status(self._scope.metrics, self._refresh, self.obstacle, self.accounting)
         if "public" in config.serve and self._endpoints is not None:
             models = Models(served, config.block_tokens)
             table = public_table(self._endpoints, models, status, config.body_bytes)

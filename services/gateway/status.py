@@ -17,27 +17,27 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Status:
-    """`ready` and `accounting` are asked at each request."""
+    """`obstacle` (to placing a request) and `accounting` are asked at each request."""
 
     def __init__(
         self,
         metrics: Metrics,
         refresh: Callable[[], None],
-        ready: Callable[[], bool],
+        obstacle: Callable[[], Code | None],
         accounting: Callable[[], Mapping[str, object]],
     ) -> None:
         self._metrics = metrics
         self._refresh = refresh
-        self._ready = ready
+        self._obstacle = obstacle
         self._accounting = accounting
 
     async def live(self, exchange: Exchange) -> web.StreamResponse:
         return json_answer(exchange, {"status": "ok"})
 
     async def ready(self, exchange: Exchange) -> web.StreamResponse:
-        """503 while a request could not be placed."""
-        if not self._ready():
-            raise RefusedError("not ready", Code.LOADING, 1.0)
+        """503 with the reason while a request could not be placed."""
+        if (obstacle := self._obstacle()) is not None:
+            raise RefusedError("no request could be placed now", obstacle, 1.0)
         return json_answer(exchange, {"status": "ready"})
 
     async def version(self, exchange: Exchange) -> web.StreamResponse:

@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 THREADS: Final = 2
 MAX_WAITING: Final = 256
+SMALL_CHARS: Final = 512
+SMALL_MESSAGES: Final = 8
+"""A prompt of at most so much is read in less time than another thread takes to wake up."""
 _SAMPLE_CHARS_PER_TOKEN: Final = 8
 _SLACK_TOKENS: Final = 256
 _MAX_CHARS_PER_TOKEN: Final = 512
@@ -53,10 +56,15 @@ class Text:
 
     async def chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The prompt of a conversation. Raises ClientError, RefusedError."""
+        characters = sum(len(message.content) for message in messages)
+        if characters <= SMALL_CHARS and len(messages) <= SMALL_MESSAGES:
+            return self.chat_now(messages)
         return await self.run(lambda: self.chat_now(messages))
 
     async def plain(self, prompt: str) -> tuple[int, ...]:
         """The prompt of a completion: control tokens in it are meant. Raises ClientError."""
+        if len(prompt) <= SMALL_CHARS:
+            return self.plain_now(prompt)
         return await self.run(lambda: self.plain_now(prompt))
 
     async def run(self, work: Callable[[], T], *, bulk: bool = False) -> T:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
@@ -183,7 +184,9 @@ def trace_id(traceparent: str) -> str:
     return f"{context.trace_id:032x}" if context.is_valid else ""
 
 
+@lru_cache(maxsize=4096)
 def _parent(traceparent: str) -> Context:
+    """Of one request nearly all spans have the same few parents."""
     if not traceparent:
         return _NO_CONTEXT
     return _propagator.extract({"traceparent": traceparent}, _NO_CONTEXT)

@@ -20,7 +20,8 @@ from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
 from shared.bus.memory import MemoryBus
 from shared.bus.memory_broker import MemoryBroker
-from shared.errors import BusUnavailable
+from shared.checkpoint import open_checkpoint
+from shared.errors import BusError, BusUnavailable
 from shared.ids import Attempt, Epoch, RequestId, WorkerId
 from shared.telemetry.trace import Tracer
 from shared.wire import subjects
@@ -41,7 +42,7 @@ from shared.wire.requests import (
     TokenEntry,
     WorkerRef,
 )
-from shared.wire.workers import Registered, RegisterWorker
+from shared.wire.workers import ClusterStatus, Registered, RegisterWorker
 from tests.builders import running, scope_on, start, until
 
 END = 257
@@ -198,6 +199,8 @@ class Cluster:
         self.prefill = Worker(self, "prefill", "prefill-0", 1)
         self.decodes = [Worker(self, "decode", f"decode-{n}", n + 1) for n in range(2)]
         self.bus = MemoryBus(broker, "scheduler-0", "scheduler")
+        self.models = (open_checkpoint(MODEL).digest,)
+        """What the gateways are told could be placed."""
 
     async def start(self) -> None:
         await self.bus.subscribe(subjects.REGISTER, self._register)
@@ -205,6 +208,7 @@ class Cluster:
         await self.bus.subscribe(subjects.PLACEMENT_ENDED, self._note_end)
         for worker in (self.prefill, *self.decodes):
             await worker.start()
+        self.tasks.create_task(self._announce(), name="announce")
 
     def decode_of(self, job: PrefillJob) -> Worker:
         return next(w for w in self.decodes if w.ref == job.decode)
@@ -221,6 +225,13 @@ class Cluster:
         wish = delivery.message
         assert isinstance(wish, RegisterWorker)
         return Registered(wish.worker, Epoch(1), Epoch(1))
+
+    async def _announce(self) -> None:
+        while True:
+            with suppress(BusError):
+                status = ClusterStatus(Epoch(1), self.models)
+                await self.bus.publish(subjects.SERVING, status, Headers())
+            await asyncio.sleep(0.05)
 
     async def _note_end(self, delivery: Delivery) -> Message | None:
         assert isinstance(delivery.message, PlacementEnded)

@@ -144,3 +144,23 @@ async def test_jobs_say_which_incarnation_of_the_gateway_sent_them(tmp_path: Pat
         sent = [headers for worker in gateway.cluster.workers for headers in worker.headers]
         assert sent
         assert {headers.epoch for headers in sent} == {1}
+
+
+async def readiness(gateway: Rig) -> tuple[int, str]:
+    async with gateway.http.get(gateway.url + "/ready") as answer:
+        return answer.status, answer.headers.get("x-baton-reason", "")
+
+
+async def test_ready_says_what_is_missing(tmp_path: Path) -> None:
+    async with rig(tmp_path, heartbeat_s=0.1) as gateway:
+        assert await readiness(gateway) == (200, "")
+        served, gateway.cluster.models = gateway.cluster.models, ("another model",)
+        await until(lambda: not gateway.app.ready())
+        assert await readiness(gateway) == (503, "no_worker")
+        gateway.cluster.models = served
+        await until(gateway.app.ready)
+        await gateway.cluster.bus.close()
+        await until(lambda: not gateway.app.ready())
+        assert await readiness(gateway) == (503, "control_plane_down")
+        async with gateway.http.get(gateway.url + "/health") as answer:
+            assert answer.status == 200
