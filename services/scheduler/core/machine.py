@@ -223,7 +223,9 @@ class SchedulerMachine:
             return self._refuse(Code.KV_PAGES_EXHAUSTED, "no decode worker is large enough")
         if able and all(d.pages_free() < pages_needed(ask, d) for d in able):
             return self._refuse(Code.KV_PAGES_EXHAUSTED, "all decode workers are full", 1.0)
-        if able and self.cluster.of_role("prefill"):
+        layouts = {worker.report.layout_digest for worker in able}
+        prefills = {worker.report.layout_digest for worker in self.cluster.of_role("prefill")}
+        if able and prefills and prefills.isdisjoint(layouts):
             return self._refuse(Code.INCOMPATIBLE_WORKERS, "no prefill and decode match", 5.0)
         return self._refuse(Code.NO_WORKER, "no worker is ready for this route", 1.0)
 

@@ -208,6 +208,15 @@ def test_an_unreachable_pair_is_avoided_for_a_while() -> None:
         assert placement.prefill is not None and placement.prefill.worker == "prefill-1"
 
 
+def test_a_pair_that_cannot_be_reached_now_is_no_reason_to_give_up() -> None:
+    """The complaint passes; 'incompatible' would end the request for good."""
+    core = cluster_of("prefill-0", "decode-0")
+    core.handle(beat("decode-0", sequence=2, peers_lost=("prefill-0",)), 0.1)
+    reply = answer(core, ask(route="disaggregated"), 0.2)
+    assert isinstance(reply, Refused) and (reply.code, reply.retry_after_s) == ("no_worker", 1.0)
+    assert placed(core, ask("r2", route="disaggregated"), 5.2).prefill is not None
+
+
 def test_a_digest_that_differs_asks_for_a_snapshot() -> None:
     core = cluster_of("prefill-0")
     actions = core.handle(beat("prefill-0", sequence=2, blocks=(0, 1, f"{5:032x}")), 1.0)
