@@ -175,7 +175,9 @@ class GatewayApp:
         )
         gateway = WorkerId(config.worker_id)
         limits = Limits(config.queue_limit, config.queue_tokens_limit)
-        self._machine = GatewayMachine(gateway, policy, limits)
+        machine = self._machine = GatewayMachine(gateway, policy, limits)
+        self._metrics.running.set_function(lambda: machine.open_requests)
+        self._metrics.waiting_tokens.set_function(lambda: machine.waiting_tokens)
         around = Surroundings(
             gateway=gateway,
             epoch=lambda: membership.epoch,
@@ -204,7 +206,7 @@ class GatewayApp:
 
     async def _open_doors(self, served: Served, traces: Traces | None) -> None:
         config = self._config
-        status = Status(self._scope.metrics, self._refresh, self.obstacle, self.accounting)
+        status = Status(self._scope.metrics, self.obstacle, self.accounting)
         if "public" in config.serve and self._endpoints is not None:
             models = Models(served, config.block_tokens)
             table = public_table(self._endpoints, models, status, config.body_bytes)
@@ -224,11 +226,6 @@ class GatewayApp:
         door = Door(table, scope.clock, scope.log, self._metrics, guard)
         await door.listen(host, port, f"--{name.replace('_', '-')}")
         self._doors[name] = door
-
-    def _refresh(self) -> None:
-        if self._machine is not None:
-            self._metrics.running.set(self._machine.open_requests)
-            self._metrics.waiting_tokens.set(self._machine.waiting_tokens)
 
 
 def _read_model(path: str) -> tuple[Checkpoint, Text]:

@@ -163,12 +163,15 @@ class Endpoints:
     def _room(
         self, generation: Generation, prompt_tokens: int, request: ChatRequest | CompletionRequest
     ) -> int:
-        """How many tokens may be generated. Raises ClientError naming all numbers."""
+        """How many tokens may be generated. Raises ClientError naming all numbers, and the field
+        that asks for too much: with a prompt that leaves room, the limit."""
         context = self._served.text.context_tokens
         wanted = generation.max_tokens
         if prompt_tokens + (wanted or 1) <= context:
             return wanted or context - prompt_tokens
         param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        if prompt_tokens < context:
+            param = generation.max_tokens_field or param
         message = (
             f"the context is {context} tokens; the prompt has {prompt_tokens} "
             f"and {wanted or 1} were asked for"

@@ -33,6 +33,8 @@ class Generation:
     model: str
     max_tokens: int | None
     """None: as many as there is room for."""
+    max_tokens_field: str
+    """The field that said so; empty when none did."""
     temperature: float
     top_p: float
     seed: int
@@ -74,11 +76,12 @@ def _generation(body: Body, ignored: tuple[str, ...], max_tokens: int | None) ->
     stream = fields.boolean(body, "stream")
     first = fields.integer(body, "max_completion_tokens", 1, MAX_TOKENS_FIELD)
     second = fields.integer(body, "max_tokens", 1, MAX_TOKENS_FIELD)
-    wanted = second if first is None else first
+    wanted, field = (second, "max_tokens") if first is None else (first, "max_completion_tokens")
     seed = fields.integer(body, "seed", -_SEED_LIMIT, _SEED_LIMIT - 1)
     return Generation(
         model=model,
         max_tokens=max_tokens if wanted is None else wanted,
+        max_tokens_field="" if wanted is None else field,
         temperature=fields.number(body, "temperature", 0, 2, 1.0),
         top_p=fields.number(body, "top_p", 0, 1, 1.0, above=True),
         seed=secrets.randbits(63) if seed is None else seed,

@@ -22,12 +22,10 @@ class Status:
     def __init__(
         self,
         metrics: Metrics,
-        refresh: Callable[[], None],
         obstacle: Callable[[], Code | None],
         accounting: Callable[[], Mapping[str, object]],
     ) -> None:
         self._metrics = metrics
-        self._refresh = refresh
         self._obstacle = obstacle
         self._accounting = accounting
 
@@ -47,6 +45,5 @@ class Status:
         return json_answer(exchange, self._accounting())
 
     async def metrics(self, exchange: Exchange) -> web.StreamResponse:
-        self._refresh()
         headers = {**exchange.headers, "Content-Type": METRICS_TYPE}
         return web.Response(body=self._metrics.render(), headers=headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -286,6 +287,13 @@ class Rig:
     @property
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.app.ports['admin_port']}"
+
+    def connections(self) -> list[socket.socket]:
+        """Our ends of the clients' connections."""
+        found = self.app._doors["port"]._connections
+        assert found is not None
+        transports = [connection.transport for connection in found.connections]
+        return [t.get_extra_info("socket") for t in transports if t is not None]
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any], Any]:
         """Status, body and headers of one call. Bytes go as they are."""

@@ -69,7 +69,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": "5"}, "max_tokens", "invalid_parameter"),
     ({"max_tokens": 2**64 - 1}, "max_tokens", "invalid_parameter"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_parameter"),
-    ({"max_tokens": 8192}, "messages", "context_length_exceeded"),
+    ({"max_tokens": 8192}, "max_tokens", "context_length_exceeded"),
+    ({"max_completion_tokens": 9000}, "max_completion_tokens", "context_length_exceeded"),
     ({"temperature": -0.1}, "temperature", "invalid_parameter"),
     ({"temperature": 2.1}, "temperature", "invalid_parameter"),
     ({"temperature": 999999}, "temperature", "invalid_parameter"),
@@ -149,6 +150,13 @@ async def test_wrong_prompts(gateway: Rig) -> None:
     long = {"model": MODEL, "prompt": [1] * 8192}
     status, answer, _ = await gateway.post("/v1/completions", long)
     assert answer["error"]["code"] == "context_length_exceeded"
+    assert answer["error"]["param"] == "prompt"
+    tight = {"model": MODEL, "prompt": [1] * 8190}
+    status, answer, _ = await gateway.post("/v1/completions", tight)
+    assert (answer["error"]["code"], answer["error"]["param"]) == (
+        "context_length_exceeded",
+        "prompt",
+    )
 
 
 async def test_neutral_values_pass(tmp_path: Path) -> None:

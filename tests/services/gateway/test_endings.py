@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,28 @@ async def test_clients_cut_at_once_leave_nothing(gateway: Rig) -> None:
 async def test_a_client_that_does_not_read_is_cut(
     gateway: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "WRITE_S", 0.3)
-    gateway.script.tokens, gateway.script.chunk = ids("x" * 8000), 1
-    _, writer = await raw(gateway, chat_body(stream=True, max_tokens=8100))
-    writer.transport.pause_reading()
-    decode = gateway.cluster.decodes[0]
-    await until(lambda: bool(decode.cancelled) or not gateway.app.accounting()["sessions"], 20)
+    """What the kernel takes is bounded here; then the write waits, and only so long."""
+    monkeypatch.setattr(sse, "WRITE_S", 0.5)
+    gateway.script.tokens, gateway.script.chunk = ids("x" * 8_000), 4
+    gateway.script.pause_after = 6_000
+    body = orjson.dumps(chat_body(stream=True, max_tokens=8_001, return_token_ids=True))
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+    reader.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(reader, ("127.0.0.1", gateway.app.ports["port"]))
+    await until(lambda: bool(gateway.connections()))
+    (ours,) = gateway.connections()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    await loop.sock_sendall(
+        reader, head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+    )
+    await until(lambda: gateway.app.accounting()["sessions"] == 1)
+    assert (await gateway.chat(max_tokens=3))[0] == 200
     await gateway.settled()
-    writer.close()
+    assert gateway.cluster.decodes[0].cancelled[0].cause == "client_too_slow"
+    reader.close()
 
 
 async def test_silence_is_filled_with_comments(
