@@ -35,7 +35,8 @@ class Connection(Protocol):
 
 class NatsKeyValue:
     """Every call has a deadline of three seconds and fails at once while disconnected. After a
-    BusTimeout a write may or may not have happened: read again."""
+    BusTimeout a write may or may not have happened: read again. After a failure the bucket is
+    looked for again, and made when it is gone: the server may have lost its store."""
 
     def __init__(self, bus: Connection, bucket: str) -> None:
         self._bus = bus
@@ -84,8 +85,11 @@ class NatsKeyValue:
             async with asyncio.timeout(TIMEOUT_S):
                 return await call()
         except TimeoutError:
+            self._opened = None
             raise BusTimeout("the key-value store did not answer in time") from None
         except (NoRespondersError, ServiceUnavailableError, OSError) as error:
+            self._opened = None
             raise BusUnavailable("the key-value store is not available") from error
         except NatsError as error:
+            self._opened = None
             raise BusError(f"key-value store: {type(error).__name__}") from error

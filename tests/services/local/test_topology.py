@@ -17,9 +17,10 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_shipped_topology_is_one_of_each() -> None:
+def test_the_shipped_topology_is_one_of_each_and_a_standby() -> None:
     topology = read_topology(str(ROOT / "ops" / "topology.toml"))
-    assert {group.role: group.count for group in topology.groups} == dict.fromkeys(ROLES, 1)
+    counts = {group.role: group.count for group in topology.groups}
+    assert counts == dict.fromkeys(ROLES, 1) | {"scheduler": 2}
     assert topology.group("gateway").get("port", 0) == 8000
 
 
