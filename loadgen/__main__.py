@@ -1,4 +1,4 @@
-"""The load generator's command line: `python -m loadgen run | trace`."""
+"""The load generator's command line: `python -m loadgen run | chaos | trace`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 
-from loadgen import run, trace
+from loadgen import chaos, run, trace
 
 
 def parser() -> argparse.ArgumentParser:
@@ -15,6 +15,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="command")
     for name, module, text in (
         ("run", run, "send an open-loop load and report latencies and cache hits"),
+        ("chaos", chaos, "strike a running cluster during a load and report what clients noticed"),
         ("trace", trace, "draw the waterfall of one request"),
     ):
         command = commands.add_parser(
