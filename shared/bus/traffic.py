@@ -5,8 +5,11 @@ Shared by all adapters, so the same names mean the same thing everywhere.
 
 from __future__ import annotations
 
+from typing import Final
+
 from shared.telemetry.log import Log
 from shared.telemetry.metrics import Metrics
+from shared.wire.subjects import GRANTS
 
 
 class Traffic:
@@ -67,10 +70,23 @@ class Traffic:
 
 
 def label(subject: str) -> str:
-    """A subject without worker ids: 'baton.decode.decode-3.job' -> 'decode.job'."""
+    """A subject without worker ids: 'baton.decode.decode-3.job' -> 'decode.job'. Of a closed set:
+    parts of a subject may be what somebody else wrote."""
+    found = _without_ids(subject)
+    return found if found in _LABELS else "other"
+
+
+def _without_ids(subject: str) -> str:
     parts = subject.split(".")
     if parts[0] != "baton" or not 3 <= len(parts) <= 4:
-        return "other"
+        return ""
     if parts[1] in ("heartbeat", "blocks", "snapshot"):
         return f"{parts[1]}.{parts[2]}"
     return f"{parts[1]}.{parts[-1]}"
+
+
+_LABELS: Final = frozenset(
+    _without_ids(subject)
+    for grants in GRANTS.values()
+    for subject in (*grants["publish"], *grants["subscribe"])
+)

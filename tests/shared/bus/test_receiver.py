@@ -91,6 +91,8 @@ async def test_cancel_ends_handlers_by_force() -> None:
         ("baton.snapshot.kvpool.k0", "snapshot.kvpool"),
         ("baton.cluster.lost", "cluster.lost"),
         ("_INBOX_gateway.abc.1", "other"),
+        ("baton.snapshot.forged.k0", "other"),
+        ("baton.decode.decode-7.forged", "other"),
         ("baton", "other"),
     ],
 )
