@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from services.fetch import BUILT_IN, CACHE, fetch, resolve
 from services.local import LocalCluster, LocalSettings
@@ -31,8 +31,8 @@ _EXIT_STARTUP: Final = 2
 
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0, or 2 after one line that says what to do."""
-    options = _parser().parse_args(_with_command(argv))
     try:
+        options = _parser().parse_args(_with_command(argv))
         return int(options.call(options))
     except StartupError as error:
         print(f"baton: {' '.join(error.message.split())}", file=sys.stderr)
@@ -47,8 +47,15 @@ def _with_command(argv: Sequence[str]) -> list[str]:
     return list(argv) if argv and argv[0] in known else ["serve", *argv]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like everything else here."""
+
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m services", allow_abbrev=False)
+    top = _Parser(prog="python -m services", allow_abbrev=False)
     commands = top.add_subparsers(required=True, metavar="command")
     serve = commands.add_parser("serve", help="start the local cluster (the default)")
     serve.add_argument("--topology", default=TOPOLOGY, help=f"file with all services ({TOPOLOGY})")

@@ -29,6 +29,7 @@ _FIRST_BACKOFF_S: Final = 0.5
 _LAST_BACKOFF_S: Final = 10.0
 _STEADY_S: Final = 60.0
 _HURRIED_S: Final = 5.0
+_LAST_PORT: Final = 65_535
 
 Say = Callable[[str], None]
 
@@ -243,13 +244,14 @@ def _take_ports(topology: Topology) -> Ports:
     """The gateway's ports, each checked to be free. Raises StartupError naming the flag."""
     gateway, taken = topology.group("gateway"), []
     for name, default in (("port", 8000), ("admin_port", 8001), ("traces_port", 4318)):
-        wanted = int(gateway.get(name, default))
+        wanted, flag = int(gateway.get(name, default)), name.replace("_", "-")
+        if not 0 <= wanted <= _LAST_PORT:
+            raise StartupError(f"--{flag} must be 0..{_LAST_PORT}, not {wanted}")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", wanted))
-            except (OSError, OverflowError):
-                flag = name.replace("_", "-")
+            except OSError:
                 raise StartupError(
                     f"port {wanted} is taken: stop what listens there, or choose another --{flag}"
                 ) from None

@@ -59,7 +59,7 @@ class NatsBus:
         *,
         name: str = "",
         traffic: Traffic | None = None,
-        timeout_s: float = 20.0,
+        timeout_s: float = 8.0,
     ) -> NatsBus:
         """Connect, waiting up to `timeout_s` for the server. Raises StartupError: no server
         there, or credentials that it does not take."""
