@@ -4,6 +4,7 @@ PYTHON  ?= python3.11
 PROFILE ?= cpu
 PORT    ?= 8000
 MODEL   ?=
+SEEDS   ?= 1000
 ARGS    ?=
 
 ifeq ($(PROFILE),cpu)
@@ -25,7 +26,7 @@ TESTING := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=$(THREADS) \
 PYTEST  := $(TESTING) $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check test-golden test-faults bench-handoff fetch wheels image lock format clean
+.PHONY: help serve demo test check test-golden test-faults sim-faults bench-handoff fetch wheels image lock format clean
 
 help: ## list these targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -64,7 +65,10 @@ test-golden: $(TOOLS) fetch ## every golden case on all four paths
 test-faults: $(TOOLS) fetch ## kill, cut off and restart real processes under load
 	$(PYTEST) -m faults $(ARGS)
 
-bench-handoff: $(RUNTIME) fetch ## colocated against 1P1D on the real model
+sim-faults: $(RUNTIME) ## search for broken rules: the five cores under seeded faults (SEEDS=1000)
+	@$(RUN) -m loadgen.sim_faults --seeds $(SEEDS) $(ARGS)
+
+bench-handoff: $(RUNTIME) fetch ## raw transfers, colocated against 1P1D, pace of decoding
 	@$(TESTING) $(RUN) -m loadgen.bench_handoff --model "$(MODEL)" $(ARGS)
 
 wheels: $(RUNTIME) ## bring all wheels with this machine's pip, for a build without an index

@@ -1,0 +1,1 @@
+"""The parts of the handoff bench: raw transfers, both kinds of cluster, the pace of decoding."""
