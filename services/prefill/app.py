@@ -152,7 +152,7 @@ class PrefillApp:
         config = self._config
         return Limits(
             block_tokens=config.block_tokens,
-            chunk_tokens=config.chunk_tokens,
+            chunk_tokens=config.step_tokens,
             queue_limit=config.queue_limit,
             context_tokens=engine.context_tokens,
             vocab_size=engine.vocab_size,

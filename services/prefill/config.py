@@ -15,7 +15,9 @@ class PrefillConfig(ProcessSettings):
     engine: str = setting("torch", "backend of the model", choices=("torch", "hashchain"))
     device: str = setting("cpu", "torch device of weights and pages, e.g. cuda:0")
     kv_pages: int = setting(1024, "pages of block_tokens positions each")
-    chunk_tokens: int = setting(2048, "most prompt tokens in one engine step")
+    chunk_tokens: int = setting(
+        0, "most prompt tokens in one engine step; 0: 256 on cpu, 2048 on other devices"
+    )
     queue_limit: int = setting(1024, "jobs that may wait for pages; further ones are refused")
     lease_grace_s: float = setting(5.0, "seconds past a request's deadline that pages stay")
     fetch_timeout_s: float = setting(5.0, "seconds that asking or reading the pool may take")
@@ -26,12 +28,19 @@ class PrefillConfig(ProcessSettings):
         "auto", "of pages: shared memory in one host, else TCP", choices=("auto", "shm", "tcp")
     )
 
+    @property
+    def step_tokens(self) -> int:
+        """What `chunk_tokens` means here. The pages of a chunk travel while the next is computed:
+        only those of the last one are waited for. A CPU computes 128 tokens at a time as fast as
+        2,048, so it takes small chunks; a GPU wants large ones."""
+        return self.chunk_tokens or max(256 if self.device == "cpu" else 2048, self.block_tokens)
+
     def __post_init__(self) -> None:
         ProcessSettings.__post_init__(self)
-        for name in ("kv_pages", "chunk_tokens", "queue_limit", "fetch_timeout_s"):
+        for name in ("kv_pages", "queue_limit", "fetch_timeout_s"):
             if getattr(self, name) <= 0:
                 raise StartupError(f"{name} must be above 0")
         if self.lease_grace_s < 0:
             raise StartupError("lease_grace_s must not be negative")
-        if self.chunk_tokens < self.block_tokens:
-            raise StartupError("chunk_tokens must be at least block_tokens")
+        if self.chunk_tokens != 0 and self.chunk_tokens < self.block_tokens:
+            raise StartupError("chunk_tokens must be 0 or at least block_tokens")

@@ -248,9 +248,16 @@ async def test_a_missing_model_is_one_clear_line() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    for change in ({"chunk_tokens": 3}, {"kv_pages": 0}, {"lease_grace_s": -1.0}):
+    for change in ({"chunk_tokens": 3}, {"chunk_tokens": -1}, {"kv_pages": 0}, {"lease_grace_s": -1.0}):
         with pytest.raises(StartupError):
             config(**change)
+
+
+def test_a_chunk_is_small_on_a_cpu_and_never_below_a_block() -> None:
+    assert config(chunk_tokens=48).step_tokens == 48
+    assert config(chunk_tokens=0).step_tokens == 256
+    assert config(chunk_tokens=0, device="cuda:0").step_tokens == 2048
+    assert config(chunk_tokens=0, block_tokens=512).step_tokens == 512
 
 
 async def test_one_trace_with_every_span_closed() -> None:
