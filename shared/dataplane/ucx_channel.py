@@ -31,17 +31,15 @@ class Batch:
     """Operations that end together: `on_end(all of them succeeded)` is called once, on the loop,
     after `seal` and after the last of them."""
 
-    __slots__ = ("_good", "_left", "_on_end", "size_bytes")
+    __slots__ = ("_good", "_left", "_on_end")
 
     def __init__(self, on_end: Callable[[bool], None]) -> None:
         self._on_end = on_end
         self._left = 1
         self._good = True
-        self.size_bytes = 0
 
-    def joined(self, size_bytes: int) -> None:
+    def joined(self) -> None:
         self._left += 1
-        self.size_bytes += size_bytes
 
     def seal(self) -> None:
         """No more operations will join."""
@@ -79,6 +77,8 @@ class Channel:
         self._handle: int = self._worker.handle
         self._endpoint: Any = None
         self._operations: deque[_Operation] = deque()
+        self._news = True
+        """Something may have completed since the last look."""
         self._lanes: tuple[str, ...] = ()
         self.address: bytes = self._worker.address.tobytes()
         self.fenced = False
@@ -103,7 +103,9 @@ class Channel:
             request = endpoint.tag_send(array, self._library.tag(tag))
         except self._library.error as error:
             raise TransferError("the link is broken", Code.WORKER_LOST) from error
-        self._posted(request, array, batch)
+        self._pump.wake(self)
+        if not (request.completed and self._succeeded(request)):  # small ones leave at once
+            self._posted(request, array, batch)
 
     def receive(self, buffer: object, tag: int, batch: Batch) -> None:
         """Receive into `buffer` in place. A shorter message ends it too; a longer one fails it."""
@@ -139,6 +141,7 @@ class Channel:
         limit_s = self._loop.time() + _FENCE_S
         while self._operations and self._loop.time() < limit_s:
             self._worker.progress_once()
+            self._news = True
             self.deliver()
         if self._operations:
             self.unsettled = True
@@ -157,10 +160,14 @@ class Channel:
             if self.fenced or not self._library.advance(self._handle):
                 break
             moved += 1
+        self._news = self._news or moved > 0
         return moved > 0
 
     def deliver(self) -> bool:
         """Report what has completed near the front of the queue. Batches may fence us."""
+        if not self._news:
+            return False
+        self._news = False
         ended: list[_Operation] = []
         waiting: list[_Operation] = []
         while self._operations and len(waiting) < _SWEEP:
@@ -180,8 +187,9 @@ class Channel:
         return self._endpoint
 
     def _posted(self, request: Any, array: Any, batch: Batch) -> None:
-        batch.joined(array.nbytes)
+        batch.joined()
         self._operations.append(_Operation(request, array, batch))
+        self._news = True
         self._pump.wake(self)
 
     def _succeeded(self, request: Any) -> bool:

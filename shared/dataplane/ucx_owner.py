@@ -25,6 +25,7 @@ from shared.ids import Generation, PageId
 HELLO_S: Final = 5.0
 SLOTS: Final = 16
 """Asks of one link that are open at one time; a slot takes the next ask when its read ended."""
+_WATCH_S: Final = 0.5
 _GRACE_S: Final = 2.0
 """Beyond the reader's own deadline: after that its reads are ended from our side."""
 _CAUSES: Final = {
@@ -54,7 +55,9 @@ class OwnerLink:
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
-        self._reads: dict[int, asyncio.TimerHandle] = {}
+        self._reads: dict[int, float] = {}
+        """Open reads, and until when the reader may take them."""
+        self._watch: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def run(self, lanes: frozenset[wire.Lane]) -> None:
@@ -83,6 +86,8 @@ class OwnerLink:
             self._closed = True
             settled = self._channel.fence()
         self._stream.abort()
+        if self._watch is not None:
+            self._watch.cancel()
         for read in tuple(self._reads):
             self._parts.observer.turned_away(Cause.LOST)
             self._close_read(read, settled)
@@ -169,8 +174,9 @@ class OwnerLink:
 
     def _send(self, ask: wire.Ask, read: int) -> None:
         memory, started_s = self._parts.memory, self._loop.time()
-        limit_s = ask.timeout_ms / 1000 + _GRACE_S
-        self._reads[read] = self._loop.call_later(limit_s, self.fence)
+        self._reads[read] = started_s + ask.timeout_ms / 1000 + _GRACE_S
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_S, self._expire)
 
         def sent(good: bool) -> None:
             if not good:
@@ -200,9 +206,17 @@ class OwnerLink:
         label = self._channel.label if self._channel is not None else "unknown"
         self._parts.observer.served(label, size_bytes, seconds)
 
+    def _expire(self) -> None:
+        """A read that outlived its reader's deadline ends with the link."""
+        self._watch = None
+        if any(limit_s < self._loop.time() for limit_s in self._reads.values()):
+            self.fence()
+        elif self._reads:
+            self._watch = self._loop.call_later(_WATCH_S, self._expire)
+
     def _close_read(self, read: int, settled: bool) -> None:
         """Tell the guard, unless a send of this link could not be stopped."""
-        self._reads.pop(read).cancel()
+        del self._reads[read]
         if settled:
             self._parts.guard.close_read(read)
         else:

@@ -24,7 +24,7 @@ from shared.dataplane.ucx_pump import Pump
 from shared.dataplane.ucx_stream import FrameStream
 from shared.errors import Code, TransferError
 
-_TAG_ROOTS: Final = 1 << 43
+_TAG_ROOTS: Final = 1 << 42
 
 
 class LinkLost(TransferError):
@@ -55,6 +55,10 @@ class ReaderLink:
         self._turns: Turns[Transfer] = Turns(parts.budget, parts.window_bytes, self._ask_on)
         self._transfers: set[Transfer] = set()
         self._numbers = itertools.count(1)
+        # Nobody else can guess the tags of our receives.
+        self._tags = itertools.count(
+            (1 + secrets.randbelow(_TAG_ROOTS)) * wire.TAG_STEP, wire.TAG_STEP
+        )
         self._stream: FrameStream | None = None
         self._channel: Channel | None = None
         self._open = False
@@ -154,7 +158,7 @@ class ReaderLink:
         if channel is None:
             raise LinkLost("the link was never opened")
         left_s = transfer.limit_s - asyncio.get_running_loop().time()
-        tag = (1 + secrets.randbelow(_TAG_ROOTS)) * wire.TAG_STEP
+        tag = next(self._tags)
         ask = wire.Ask(
             number=next(self._numbers) % (1 << 32),
             tag=tag,
