@@ -248,7 +248,12 @@ async def test_a_missing_model_is_one_clear_line() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    for change in ({"chunk_tokens": 3}, {"chunk_tokens": -1}, {"kv_pages": 0}, {"lease_grace_s": -1.0}):
+    for change in (
+        {"chunk_tokens": 3},
+        {"chunk_tokens": -1},
+        {"kv_pages": 0},
+        {"lease_grace_s": -1.0},
+    ):
         with pytest.raises(StartupError):
             config(**change)
 
