@@ -15,7 +15,7 @@ from shared.kv.invariants import require
 from shared.kv.leases import LeaseBook, LeaseName
 from shared.kv.radix import Node, PrefixTree, Removed, Stored
 
-__all__ = ["HeldPage", "LeaseName", "PageCache", "PageCounts", "Removed", "Stored"]
+__all__ = ["HeldPage", "LeaseName", "PageCache", "PageCounts", "PageLook", "Removed", "Stored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,15 @@ class PageCounts:
     leases: int
     open_reads: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageLook:
+    """A page as it is right now, for monitors: nothing is held by looking."""
+
+    generation: Generation
+    state: State
+    sealed: bool
 
 
 class PageCache:
@@ -214,6 +223,11 @@ class PageCache:
             open_reads=self._leases.reads,
             total=len(self._table),
         )
+
+    def look(self, page: PageId) -> PageLook:
+        """One page that was granted at least once."""
+        found = self._table[page]
+        return PageLook(found.generation, found.state, found.sealed)
 
     def references(self) -> dict[PageId, int]:
         """References by page, from scratch: a core's `check` compares them with its sequences."""
