@@ -2,8 +2,8 @@
 
 python -m services [serve] [flags]    start everything, until Ctrl-C
 python -m services fetch              bring and verify the small real model
-python -m services probe [URL]        exit 0 when a process is ready (container health checks)
-python -m services secrets FOLDER     NATS configuration and credentials for a cluster of hosts
+python -m services.probe [URL]        exit 0 when a process is ready (container health checks)
+python -m services.bus_server FOLDER  NATS with a credential per role (containers)
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ HONOURED: Final = frozenset(
 CHAT: Final = HONOURED | {"messages", "max_completion_tokens"}
 COMPLETIONS: Final = HONOURED | {"prompt", "max_completion_tokens"}
 
-_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
     "best_of": (1,),
     "logprobs": (False,),
@@ -83,7 +83,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 }
 """Could change the answer, and is not built: only these values (or null) pass."""
 
-_INTERNAL: Final = frozenset(
+INTERNAL: Final = frozenset(
     {
         "kv_transfer_params",
         "prompt_embeds",
@@ -109,10 +109,10 @@ def check(body: Body, honoured: frozenset[str], strict: bool) -> tuple[str, ...]
     for name, value in body.items():
         if name in honoured:
             continue
-        if name in _INTERNAL or name.startswith(_INTERNAL_START):
+        if name in INTERNAL or name.startswith(_INTERNAL_START):
             shown = name if _NAME.match(name) else _INTERNAL_START[0]
             refuse(shown, "cannot be set by a request", Code.FORBIDDEN_PARAMETER)
-        if name in _NEUTRAL:
+        if name in NEUTRAL:
             _require_neutral(name, value)
         elif value is not None:
             ignored.append(name)
@@ -123,7 +123,7 @@ def check(body: Body, honoured: frozenset[str], strict: bool) -> tuple[str, ...]
 
 
 def _require_neutral(name: str, value: object) -> None:
-    if value is None or any(_same(value, neutral) for neutral in _NEUTRAL[name]):
+    if value is None or any(_same(value, neutral) for neutral in NEUTRAL[name]):
         return
     if name == "n" and type(value) is int and value > 1:
         refuse(name, "must be 1", Code.UNSUPPORTED_PARAMETER)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from shared.errors import BatonError, ClientError, Code, RefusedError
 
-_STATUS: Final[dict[Code, int]] = {
+STATUS: Final[dict[Code, int]] = {
     Code.INVALID_JSON: 400,
     Code.INVALID_PARAMETER: 400,
     Code.UNSUPPORTED_PARAMETER: 400,
@@ -66,7 +66,7 @@ class Refusal:
 
     @property
     def status(self) -> int:
-        return _STATUS[self.code]
+        return STATUS[self.code]
 
     def body(self, request_id: str) -> dict[str, object]:
         """The error object, in a whole answer or as the last event of a stream."""
