@@ -2,7 +2,7 @@
 
 Load is the worker's own report plus the charges of placements the report had not seen; a charge
 dies with the report that saw it, the end of its attempt, a newer attempt, the worker's epoch, or
-its deadline. So nothing phantom outlives its cause.
+after the few beats in which a report must have seen it. So nothing phantom outlives its cause.
 """
 
 from __future__ import annotations

@@ -47,6 +47,9 @@ from shared.wire.workers import Heartbeat
 
 _SEQUENCE_SPAN: Final = 1 << 32
 _REMEMBERED: Final = 1_000
+_ON_THE_WAY_S: Final = 1.0
+"""A job that its worker has not reported after a beat or three is not coming: its gateway died,
+or will ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class SchedulerMachine:
         return placement
 
     def _charge(self, ask: PlaceRequest, chosen: Option, now: float) -> None:
-        expires = now + ask.deadline_s
+        expires = now + min(ask.deadline_s, self._settings.lost_after_s + _ON_THE_WAY_S)
         decode_work_s = 0.0 if chosen.prefill else chosen.work_s
         pages = pages_needed(ask, chosen.decode)
         shares = [(chosen.decode, decode_work_s, pages)]
