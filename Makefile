@@ -5,6 +5,7 @@ PROFILE ?= cpu
 PORT    ?= 8000
 MODEL   ?=
 SEEDS   ?= 1000
+SECONDS ?= 600
 ARGS    ?=
 
 ifeq ($(PROFILE),cpu)
@@ -26,7 +27,7 @@ TESTING := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=$(THREADS) \
 PYTEST  := $(TESTING) $(RUN) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check test-golden test-faults sim-faults bench-handoff fetch wheels image lock format clean
+.PHONY: help serve demo test check test-golden test-faults soak sim-faults bench-handoff fetch wheels image lock format clean
 
 help: ## list these targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -63,7 +64,10 @@ test-golden: $(TOOLS) fetch ## every golden case on all four paths
 	$(PYTEST) -m golden $(ARGS)
 
 test-faults: $(TOOLS) fetch ## kill, cut off and restart real processes under load
-	$(PYTEST) -m faults $(ARGS)
+	$(PYTEST) -m faults tests/e2e/faults $(ARGS)
+
+soak: $(RUNTIME) ## random aborts for minutes (SECONDS=600), then 300 cuts at once, five times
+	@$(RUN) -m loadgen.soak --seconds $(SECONDS) $(ARGS)
 
 sim-faults: $(RUNTIME) ## search for broken rules: the five cores under seeded faults (SEEDS=1000)
 	@$(RUN) -m loadgen.sim_faults --seeds $(SEEDS) $(ARGS)
