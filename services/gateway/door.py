@@ -175,8 +175,8 @@ class _Connection(RequestHandler):
 
     @property
     def _idle(self) -> bool:
-        """No request is being handled: what arrives belongs to a head."""
-        return self._current_request is None and not self._messages
+        """The next request is waited for: what arrives belongs to its head."""
+        return self._waiter is not None and not self._waiter.done()
 
     def _arm(self, *, answer: bool) -> None:
         """From the first byte of a head its deadline runs; more bytes do not move it."""
@@ -198,7 +198,9 @@ class _Connection(RequestHandler):
 
     def _late(self, answer: bool) -> None:
         self._head_timer = None
-        if answer and self._idle and self.transport is not None:
+        if not self._idle:
+            return
+        if answer and self.transport is not None:
             self.transport.write(self._door.late_head())
         self.force_close()
 

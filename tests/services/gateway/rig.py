@@ -288,11 +288,15 @@ class Rig:
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.app.ports['admin_port']}"
 
-    def connections(self) -> list[socket.socket]:
-        """Our ends of the clients' connections."""
+    def protocols(self) -> list[Any]:
+        """What reads the clients' connections."""
         found = self.app._doors["port"]._connections
         assert found is not None
-        transports = [connection.transport for connection in found.connections]
+        return list(found.connections)
+
+    def connections(self) -> list[socket.socket]:
+        """Our ends of the clients' connections."""
+        transports = [protocol.transport for protocol in self.protocols()]
         return [t.get_extra_info("socket") for t in transports if t is not None]
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any], Any]:

@@ -105,6 +105,27 @@ async def test_a_client_that_does_not_read_is_cut(
     reader.close()
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_slow_answer_is_not_taken_for_a_late_head(gateway: Rig, turns: int) -> None:
+    """The body comes some turns of the loop after its head, and the answer after the deadline
+    for heads."""
+    gateway.script.pause_after = 0
+    gateway.app._doors["port"].head_s = 0.2
+    payload = orjson.dumps(chat_body())
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.app.ports["port"])
+    await until(lambda: bool(gateway.protocols()))
+    (ours,) = gateway.protocols()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
+    ours.data_received(head.encode() + b"Content-Type: application/json\r\n\r\n")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    ours.data_received(payload)
+    asyncio.get_running_loop().call_later(0.5, gateway.script.resume.set)
+    async with asyncio.timeout(10):
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    writer.close()
+
+
 async def test_silence_is_filled_with_comments(
     gateway: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
