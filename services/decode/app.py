@@ -124,7 +124,9 @@ class DecodeApp:
         self, scope: Scope, checkpoint: Checkpoint, executor: Executor, cost: CostModel
     ) -> None:
         engine, truth = executor.engine, Truth(cost)
-        self._plane.register(engine.memory, NoReads())
+        self._plane.register(
+            engine.memory, NoReads(), f"{engine.model_digest} {engine.layout_digest}"
+        )
         await self._plane.start()
         traits = Traits(
             engine.model_digest,

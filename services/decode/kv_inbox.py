@@ -27,6 +27,8 @@ from shared.wire.requests import (
 )
 from shared.wire.workers import WorkerLost
 
+_NOT_LOST: Final = (Code.STALE, Code.INCOMPATIBLE_WORKERS)
+"""Failed reads that say nothing against the peer's life."""
 _ANSWER_S: Final = 2.0
 _KNOWN_PEERS: Final = 256
 
@@ -63,7 +65,7 @@ class KvInbox:
         try:
             report = await self._plane.read(address, wish.ticket, wish.reads, self._pull_timeout_s)
         except TransferError as error:
-            if error.code != Code.STALE:
+            if error.code not in _NOT_LOST:
                 self._peer_lost(wish.peer.worker)
             return on.PullEnded(
                 wish.pull, error.code, error.settled, transport=self._plane.transport

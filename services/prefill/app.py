@@ -121,7 +121,7 @@ class PrefillApp:
         self, scope: Scope, checkpoint: Checkpoint, executor: Executor, cost: CostModel
     ) -> None:
         engine, guard, truth = executor.engine, Guard(scope.clock), Truth(cost)
-        self._plane.register(engine.memory, guard)
+        self._plane.register(engine.memory, guard, f"{engine.model_digest} {engine.layout_digest}")
         await self._plane.start()
         traits = Traits(
             engine.model_digest,

@@ -170,6 +170,7 @@ class MemoryPlane:
         self._clock = clock
         self._observer = observer
         self._registered: tuple[PageMemory, ReadGuard] | None = None
+        self.content = ""
         self._flights: dict[asyncio.Task[None], Flight] = {}
         self._started = False
 
@@ -189,8 +190,9 @@ class MemoryPlane:
     def guard(self) -> ReadGuard:
         return self._pages()[1]
 
-    def register(self, memory: PageMemory, guard: ReadGuard) -> None:
+    def register(self, memory: PageMemory, guard: ReadGuard, content: str = "") -> None:
         self._registered = (memory, guard)
+        self.content = content
 
     async def start(self) -> None:
         if self._registered is None:
@@ -249,6 +251,8 @@ class MemoryPlane:
     def _grant(self, peer: str, ticket: str, pages: Sequence[PageRead]) -> tuple[Flight, Mishap]:
         """What an owner checks before anything moves."""
         owner = self._fabric.find(peer)
+        if owner.content and self.content and owner.content != self.content:
+            raise TransferError("the owner's pages hold something else", Code.INCOMPATIBLE_WORKERS)
         mishap = self._fabric.forecast.draw()
         known = all(0 <= page.source < owner.memory.pages for page in pages)
         if mishap is Mishap.REFUSED or not known:

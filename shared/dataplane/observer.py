@@ -16,6 +16,8 @@ class Cause(StrEnum):
     """The owner's guard said no: unknown ticket, wrong generation, ended lease."""
     OUT_OF_RANGE = "out_of_range"
     PAGE_SIZE = "page_size"
+    INCOMPATIBLE = "incompatible"
+    """Pages of another model or layout."""
     MALFORMED = "malformed"
     """Bytes that are not a frame of ours."""
     SILENT = "silent"

@@ -75,9 +75,11 @@ class Plane(Protocol):
         """The transport configured for this process, e.g. 'ucx:tcp' or 'memory'."""
         ...
 
-    def register(self, memory: PageMemory, guard: ReadGuard) -> None:
+    def register(self, memory: PageMemory, guard: ReadGuard, content: str = "") -> None:
         """Make the process's pages readable under `guard` and usable as read targets. Once,
-        before `start`."""
+        before `start`. `content` says what the pages hold (model and layout): a peer whose pages
+        hold something else is refused before a byte moves, with `incompatible_workers`. Empty:
+        not told, so nobody is refused for it."""
         ...
 
     async def start(self) -> None:

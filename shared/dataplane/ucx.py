@@ -32,7 +32,7 @@ from shared.dataplane.ucx_owner import OwnerLink, OwnerParts
 from shared.dataplane.ucx_pump import Pump
 from shared.dataplane.ucx_reader import LinkLost, LinkParts, ReaderLink
 from shared.dataplane.ucx_stream import FrameStream
-from shared.dataplane.ucx_wire import MAX_PAGES, MAX_TICKET_BYTES, Lane
+from shared.dataplane.ucx_wire import MAX_PAGES, MAX_TICKET_BYTES, UNTOLD, Lane, content_digest
 from shared.errors import Code, StartupError, TransferError
 from shared.ids import PageId
 
@@ -102,6 +102,7 @@ class UcxPlane:
         self._parts: LinkParts | None = None
         self._server: asyncio.Server | None = None
         self._key = new_key()
+        self._content = UNTOLD
         self._domain = NO_DOMAIN
         self._address = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,9 +120,10 @@ class UcxPlane:
         used = sorted({link.transport for link in self._links.values() if link.transport})
         return "ucx:" + ("+".join(used) if used else self._settings.transport)
 
-    def register(self, memory: PageMemory, guard: ReadGuard) -> None:
+    def register(self, memory: PageMemory, guard: ReadGuard, content: str = "") -> None:
         self._memory = memory
         self._guard = guard
+        self._content = content_digest(content)
 
     async def start(self) -> None:
         """Load UCX and listen. Raises StartupError."""
@@ -262,8 +264,15 @@ class UcxPlane:
             shared_only=settings.transport == "shm",
         )
         library.prepare(Lane.TCP if settings.transport == "tcp" else Lane.SHM)
-        budget = Budget(settings.total_bytes)
-        return LinkParts(library, Pump(), memory, budget, settings.window_bytes, self._observer)
+        return LinkParts(
+            library,
+            Pump(),
+            memory,
+            Budget(settings.total_bytes),
+            settings.window_bytes,
+            self._observer,
+            self._content,
+        )
 
     # -- serving -------------------------------------------------------------------------
 
@@ -287,7 +296,7 @@ class UcxPlane:
             return
         parts = self._parts
         shared = (parts.library, parts.pump, parts.memory, self._guard, self._observer)
-        link = OwnerLink(stream, OwnerParts(*shared, self._key))
+        link = OwnerLink(stream, OwnerParts(*shared, self._key, self._content))
         await link.run(_LANES[self._settings.transport])
 
     def _spawn(
@@ -313,6 +322,6 @@ def _cause(failure: TransferError) -> Cause:
         case Code.STALE:
             return Cause.REFUSED
         case Code.INCOMPATIBLE_WORKERS:
-            return Cause.UNREACHABLE
+            return Cause.INCOMPATIBLE
         case _:
             return Cause.UNREACHABLE if isinstance(failure, LinkLost) else Cause.LOST

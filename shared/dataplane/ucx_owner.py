@@ -45,6 +45,7 @@ class OwnerParts:
     guard: ReadGuard
     observer: PlaneObserver
     key: str
+    content: bytes
 
 
 class OwnerLink:
@@ -66,6 +67,8 @@ class OwnerLink:
         try:
             async with asyncio.timeout(HELLO_S):
                 await self._welcome(lanes)
+            if self._channel is None:
+                return
             await self._stream.read()
             raise wire.FrameError("a reader says nothing more here")
         except wire.FrameError:
@@ -97,6 +100,11 @@ class OwnerLink:
         hello = wire.parse_hello(await self._stream.expect(wire.Kind.HELLO))
         if hello.lane not in lanes or not hello.proven(self._parts.key):
             raise wire.FrameError("hello is not proven")
+        if not wire.compatible(self._parts.content, hello.content):
+            self._parts.observer.turned_away(Cause.INCOMPATIBLE)
+            await self._stream.write(wire.Kind.REFUSAL, b"")
+            await self._stream.finish()
+            return
         channel = Channel(self._parts.library, hello.lane, self._parts.pump)
         self._channel = channel
         channel.connect(hello.address)

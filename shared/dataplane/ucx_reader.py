@@ -43,6 +43,7 @@ class LinkParts:
     budget: Budget
     window_bytes: int
     observer: PlaneObserver
+    content: bytes
 
 
 class ReaderLink:
@@ -63,6 +64,7 @@ class ReaderLink:
         self._channel: Channel | None = None
         self._open = False
         self._settled = True
+        self._incompatible = False
         self.closed = False
         self.transport = ""
         """What the link really uses; empty until it moved its first pages."""
@@ -120,8 +122,15 @@ class ReaderLink:
         if self.closed:
             raise LinkLost("the link was closed while it opened")
         channel = self._channel = Channel(self._parts.library, self._lane, self._parts.pump)
-        await stream.write(wire.Kind.HELLO, wire.Hello(self._lane, channel.address).encode(key))
-        welcome = wire.parse_welcome(await stream.expect(wire.Kind.WELCOME))
+        hello = wire.Hello(self._lane, channel.address, self._parts.content)
+        await stream.write(wire.Kind.HELLO, hello.encode(key))
+        kind, body = await stream.read()
+        if kind is wire.Kind.REFUSAL:
+            self._incompatible = True
+            raise LinkLost("the peer's pages hold something else")
+        if kind is not wire.Kind.WELCOME:
+            raise wire.FrameError("frame is out of order")
+        welcome = wire.parse_welcome(body)
         if not welcome.proven(key):
             raise wire.FrameError("welcome is not proven")
         channel.connect(welcome.address)
@@ -133,6 +142,9 @@ class ReaderLink:
         return stream
 
     def _loss(self, transfer: Transfer) -> TransferError:
+        if self._incompatible:
+            text = "the peer's pages are of another model or layout"
+            return TransferError(text, Code.INCOMPATIBLE_WORKERS)
         if transfer.answered or not self._settled:
             return TransferError("the link ended in the middle", Code.WORKER_LOST, self._settled)
         return LinkLost("the link ended before the owner answered")

@@ -4,8 +4,10 @@ Everything a peer sends is parsed here, under fixed caps, with `struct`; nothing
 Knows no socket and no UCX: bytes in, frozen values out, FrameError otherwise.
 
     frame    kind u8 | length u32 | body
-    Hello    magic 8s | version u8 | lane u8 | proof 16s | UCX address    socket, reader, once
+    Hello    magic 8s | version u8 | lane u8 | content 16s | proof 16s | UCX address
+                                                                          socket, reader, once
     Welcome  slots u8 | proof 16s | UCX address                           socket, owner, once
+    Refusal  nothing: our pages hold something else than yours            socket, owner, instead
     Ping     nothing                                                      UCX, reader, once
     Ask      numbers | ticket | runs of (first, count, generation * count)  UCX, reader
     Verdict  read number u32 | answer u8                                  UCX, owner, for each ask
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 1 << 14
 MAX_PAGES: Final = 512
 MAX_TICKET_BYTES: Final = 512
@@ -32,7 +34,7 @@ MAX_TIMEOUT_MS: Final = 600_000
 
 _MAGIC: Final = b"BATONUCX"
 _HEADER: Final = struct.Struct(">BI")
-_HELLO: Final = struct.Struct(">8sBB16s")
+_HELLO: Final = struct.Struct(">8sBB16s16s")
 _WELCOME: Final = struct.Struct(">B16s")
 _ASK: Final = struct.Struct(">IQQIHI")
 _RUN: Final = struct.Struct(">II")
@@ -46,6 +48,10 @@ TAG_STEP: Final = 1 << 20
 """Tags of one ask: a random multiple of this for the verdict, and one more for each run."""
 
 
+UNTOLD: Final = bytes(16)
+"""The content of pages of which nobody was told what they hold."""
+
+
 class FrameError(Exception):
     """Bytes that are not a frame of ours."""
 
@@ -56,6 +62,7 @@ class Kind(IntEnum):
     WELCOME = 3
     VERDICT = 4
     PING = 5
+    REFUSAL = 6
 
 
 class Lane(IntEnum):
@@ -78,14 +85,19 @@ class Hello:
 
     lane: Lane
     address: bytes
+    content: bytes = UNTOLD
     proof: bytes = b""
 
     def encode(self, key: str) -> bytes:
-        proof = _prove(key, b"hello", self.lane, self.address)
-        return _HELLO.pack(_MAGIC, VERSION, self.lane, proof) + self.address
+        return (
+            _HELLO.pack(_MAGIC, VERSION, self.lane, self.content, self._prove(key)) + self.address
+        )
 
     def proven(self, key: str) -> bool:
-        return hmac.compare_digest(self.proof, _prove(key, b"hello", self.lane, self.address))
+        return hmac.compare_digest(self.proof, self._prove(key))
+
+    def _prove(self, key: str) -> bytes:
+        return _prove(key, b"hello" + self.content, self.lane, self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +158,16 @@ class Verdict:
         return _VERDICT.pack(self.number, self.answer)
 
 
+def content_digest(content: str) -> bytes:
+    """What travels in a Hello about the content of pages."""
+    return hashlib.blake2b(content.encode(), digest_size=16).digest() if content else UNTOLD
+
+
+def compatible(ours: bytes, theirs: bytes) -> bool:
+    """Whether pages may move between these two, as far as both sides told."""
+    return UNTOLD in (ours, theirs) or ours == theirs
+
+
 def _prove(key: str, role: bytes, number: int, address: bytes) -> bytes:
     content = role + bytes((number,)) + address
     return hashlib.blake2b(content, key=key.encode()[:64], digest_size=16).digest()
@@ -179,11 +201,11 @@ def parse_frame(data: bytes) -> tuple[Kind, bytes]:
 def parse_hello(body: bytes) -> Hello:
     if not _HELLO.size < len(body) <= _HELLO.size + MAX_ADDRESS_BYTES:
         raise FrameError("hello has a wrong length")
-    magic, version, lane, proof = _HELLO.unpack_from(body)
+    magic, version, lane, content, proof = _HELLO.unpack_from(body)
     if magic != _MAGIC or version != VERSION:
         raise FrameError("hello is of another protocol")
     try:
-        return Hello(Lane(lane), body[_HELLO.size :], proof)
+        return Hello(Lane(lane), body[_HELLO.size :], content, proof)
     except ValueError as error:
         raise FrameError("hello names an unknown lane") from error
 

@@ -152,6 +152,30 @@ async def test_pages_of_another_size_are_refused(world: World) -> None:
     assert reader.pages.untouched(range(PAGES))
 
 
+async def test_pages_of_another_model_or_layout_are_refused_before_a_byte_moves(
+    world: World,
+) -> None:
+    """BR-011, BR-046: when the link opens, at once, and by both directions alike."""
+    ours, other = await world.end(content="model a"), await world.end(content="model b")
+    untold = await world.end()
+    loop = asyncio.get_running_loop()
+    for owner, reader in ((ours, other), (other, ours)):
+        owner.pages.stamp()
+        reader.pages.array[:] = CANARY
+        started_s = loop.time()
+        with pytest.raises(TransferError) as refusal:
+            await reader.plane.read(owner.plane.address, TICKET, reads([(1, 1)]), LONG_S)
+        assert (refusal.value.code, refusal.value.settled) == (Code.INCOMPATIBLE_WORKERS, True)
+        assert loop.time() - started_s < 2
+        assert reader.pages.untouched(range(PAGES))
+        assert owner.guard.opened == 0
+    ours.pages.stamp()
+    same = await world.end(content="model a")
+    for reader in (same, untold):
+        await reader.plane.read(ours.plane.address, TICKET, reads([(2, 2)]), LONG_S)
+        assert arrived(reader, ours, [(2, 2)])
+
+
 async def test_targets_of_our_own_are_checked_before_anything_is_sent(world: World) -> None:
     owner, reader = await owner_and_reader(world)
     for pairs in ([(1, 2), (3, 2)], [(1, PAGES)], [(1, -1)]):

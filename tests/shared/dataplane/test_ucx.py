@@ -53,7 +53,7 @@ async def test_shared_memory_only_refuses_a_peer_elsewhere() -> None:
     with pytest.raises(TransferError) as refusal:
         await reader.plane.read(elsewhere, TICKET, reads([(2, 2)]), LONG_S)
     assert refusal.value.code is Code.INCOMPATIBLE_WORKERS
-    assert reader.observer.failures == {Cause.UNREACHABLE: 1}
+    assert reader.observer.failures == {Cause.INCOMPATIBLE: 1}
     await world.close()
 
 

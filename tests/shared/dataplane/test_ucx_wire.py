@@ -25,6 +25,8 @@ PARSERS = (wire.parse_hello, wire.parse_ask, wire.parse_welcome, wire.parse_verd
 def test_round_trips() -> None:
     hello = wire.parse_hello(wire.Hello(wire.Lane.SHM, b"a worker address").encode("key"))
     assert (hello.lane, hello.address) == (wire.Lane.SHM, b"a worker address")
+    told = wire.Hello(wire.Lane.SHM, b"a", wire.content_digest("model and layout"))
+    assert wire.parse_hello(told.encode("key")).content == told.content != wire.UNTOLD
     assert wire.parse_ask(ASK.encode()) == ASK
     welcome = wire.parse_welcome(wire.Welcome(16, b"a worker address").encode("key"))
     assert (welcome.slots, welcome.address) == (16, b"a worker address")
@@ -105,8 +107,10 @@ def test_a_proof_needs_the_key_and_everything_it_covers() -> None:
     sent = wire.parse_hello(wire.Hello(wire.Lane.SHM, b"address").encode("key"))
     assert sent.proven("key")
     assert not sent.proven("other")
-    assert not wire.Hello(wire.Lane.TCP, sent.address, sent.proof).proven("key")
-    assert not wire.Hello(sent.lane, b"address!", sent.proof).proven("key")
+    none = wire.UNTOLD
+    assert not wire.Hello(wire.Lane.TCP, sent.address, none, sent.proof).proven("key")
+    assert not wire.Hello(sent.lane, b"address!", none, sent.proof).proven("key")
+    assert not wire.Hello(sent.lane, sent.address, b"c" * 16, sent.proof).proven("key")
     answer = wire.parse_welcome(wire.Welcome(1, b"address").encode("key"))
     assert answer.proven("key")
     assert not wire.Welcome(2, answer.address, answer.proof).proven("key")

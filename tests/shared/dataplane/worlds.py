@@ -45,7 +45,7 @@ class FarOwner(Protocol):
 
 
 class World(Protocol):
-    async def end(self, page_bytes: int = 4096, pages: int = PAGES) -> End: ...
+    async def end(self, page_bytes: int = 4096, pages: int = PAGES, content: str = "") -> End: ...
 
     async def far_owner(self, page_bytes: int = 4096, pages: int = PAGES) -> FarOwner: ...
 
@@ -57,14 +57,14 @@ class MemoryWorld:
         self.fabric = MemoryFabric(seed=1)
         self.ends: list[End] = []
 
-    async def end(self, page_bytes: int = 4096, pages: int = PAGES) -> End:
-        return await self.start(f"end-{len(self.ends)}", page_bytes, pages)
+    async def end(self, page_bytes: int = 4096, pages: int = PAGES, content: str = "") -> End:
+        return await self.start(f"end-{len(self.ends)}", page_bytes, pages, content)
 
-    async def start(self, name: str, page_bytes: int, pages: int) -> End:
+    async def start(self, name: str, page_bytes: int, pages: int, content: str = "") -> End:
         observer = CountingObserver()
         plane = self.fabric.plane(name, observer=observer)
         end = End(plane, ArrayPages(pages, page_bytes), observer)
-        plane.register(end.pages, end.guard)
+        plane.register(end.pages, end.guard, content)
         await plane.start()
         self.ends.append(end)
         return end
@@ -107,11 +107,11 @@ class UcxWorld:
         self.ends: list[End] = []
         self.owners: list[ChildOwner] = []
 
-    async def end(self, page_bytes: int = 4096, pages: int = PAGES) -> End:
+    async def end(self, page_bytes: int = 4096, pages: int = PAGES, content: str = "") -> End:
         observer = CountingObserver()
         plane = UcxPlane(self.settings, SystemClock(), observer)
         end = End(plane, ArrayPages(pages, page_bytes), observer)
-        plane.register(end.pages, end.guard)
+        plane.register(end.pages, end.guard, content)
         await plane.start()
         self.ends.append(end)
         return end
