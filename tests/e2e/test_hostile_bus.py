@@ -16,10 +16,11 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from shared.wire import codec
+from shared.ids import WorkerId
+from shared.wire import codec, subjects
 from shared.wire.requests import Refused
 from shared.wire.subjects import GRANTS
-from shared.wire.workers import Heartbeat
+from shared.wire.workers import Heartbeat, RegisterWorker
 from tests.e2e.cluster import TestCluster, Wish, running_cluster
 from tests.e2e.faults.wire import Wire
 from tests.e2e.forgery import Forger, raw_bytes
@@ -153,6 +154,27 @@ async def test_forged_messages_of_every_type(tmp_path: Path) -> None:
         print(f"{len(replies)} answers, {len(refused)} refusals")
         assert len(refused) > 0.5 * len(replies)
         assert not [each for each in refused if each.code == "internal"]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="RegisterWorker has one subject for all roles, so the server cannot tell them apart",
+)
+async def test_a_role_cannot_take_the_name_of_a_worker_of_another_role(tmp_path: Path) -> None:
+    """With a new epoch for its name, the real worker believes itself replaced and ends."""
+    async with attacked(tmp_path) as (cluster, wire):
+        replaced = await wire.hear("decode", subjects.LOST)
+        pool = await wire.client("kvpool")
+        forged = RegisterWorker(WorkerId("decode-0"), "decode", "f" * 32)
+        await pool.publish(subjects.REGISTER, codec.encode(forged))
+        await settled(pool)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3):
+                while not replaced.messages:  # noqa: ASYNC110 - told by the library
+                    await asyncio.sleep(0.05)
+        assert not replaced.messages
+        assert cluster.local.members["decode-0"].child.running
 
 
 async def test_everything_that_was_said_is_said_again(tmp_path: Path) -> None:

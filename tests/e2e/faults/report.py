@@ -74,6 +74,13 @@ def page(outcomes: Iterable[Outcome]) -> str:
         "",
         *rows,
         "",
+        "## On a cluster of your own",
+        "",
+        "`python -m loadgen chaos --list` names the faults that can strike a running local"
+        " cluster; `python -m loadgen chaos --fault kill-decode` sends a load, strikes, and says"
+        " how many streams were lost or wrong, the longest gap, the time to recovery, and what is"
+        " still held. `make soak` cuts requests at random for ten minutes.",
+        "",
         "## Expected failures",
         "",
         *(failing or ["None."]),

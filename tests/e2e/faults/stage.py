@@ -37,9 +37,14 @@ PAIRS: Final = Wish(
     prefill=2,
     decode=2,
     shared=QUICK,
-    settings={"scheduler": {"route": "disaggregated"}, "prefill": {"chunk_tokens": 32}},
+    settings={
+        "scheduler": {"route": "disaggregated"},
+        "prefill": {"chunk_tokens": 32, "kv_pages": 4096},
+        "decode": {"kv_pages": 4096},
+    },
 )
-"""Two of each worker, short leases, and prompts in many chunks so that there is time to hit one."""
+"""Two of each worker, short leases, prompts in many chunks so that there is time to hit one, and
+room for everybody on the worker that is left."""
 
 
 def wish(changed: Wish = PAIRS, /, **settings: Mapping[str, Value]) -> Wish:
