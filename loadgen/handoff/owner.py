@@ -13,8 +13,8 @@ from loadgen.handoff import raw
 from loadgen.handoff.contenders import WANT
 from loadgen.handoff.pages import BenchGuard, BenchPages, pattern
 from shared.clock import SystemClock
+from shared.dataplane.link_wire import Lane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
-from shared.dataplane.ucx_wire import Lane
 
 
 async def serve_plane(transport: str) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from loadgen.handoff.pages import Bytes
+from shared.dataplane.link_wire import Lane
 from shared.dataplane.ucx_library import UcxLibrary
-from shared.dataplane.ucx_wire import Lane
 
 SLOTS: Final = 16
 _ASK: Final = struct.Struct(">QQ")

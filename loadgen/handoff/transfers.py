@@ -20,7 +20,7 @@ from loadgen.handoff.contenders import Contender, PlaneContender, RawContender, 
 from loadgen.handoff.figures import median
 from loadgen.handoff.pages import REGION_BYTES, Bytes, pattern
 from loadgen.handoff.raw import RawReader
-from shared.dataplane.ucx_wire import Lane
+from shared.dataplane.link_wire import Lane
 from shared.errors import StartupError
 
 SIZES: Final = tuple(64 << shift for shift in (10, 12, 14, 16, 18, 20))

@@ -9,7 +9,13 @@ import asyncio
 from collections.abc import Sequence
 
 from shared.dataplane.flow import Portion
-from shared.errors import TransferError
+from shared.errors import Code, TransferError
+
+
+class LinkLost(TransferError):
+    """The link ended before the owner answered: asking again is safe."""
+
+    code = Code.WORKER_LOST
 
 
 class Transfer:

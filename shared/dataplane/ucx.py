@@ -1,42 +1,29 @@
-"""The UCX adapter of the data plane: one process's listener, and one link per peer it reads.
+"""The UCX adapter of the data plane.
 
-Requests and tickets travel on a socket of ours, which binds where it is told and notices a dead
-peer at once; pages travel on UCX, straight from the owner's memory into ours. Knows no requests,
-no leases and no engine.
+A socket of ours opens each link, binds where it is told and notices a dead peer at once; asks and
+pages travel on UCX, straight from the owner's memory into ours. Knows no requests, no leases and
+no engine.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from shared.clock import Clock
-from shared.dataplane.flow import Budget, portions
-from shared.dataplane.observer import Cause, PlaneObserver, SilentObserver
-from shared.dataplane.plane import PageMemory, PageRead, ReadGuard, ReadReport
-from shared.dataplane.runs import check_targets, coalesce
-from shared.dataplane.transfer import Transfer
-from shared.dataplane.ucx_address import (
-    NO_DOMAIN,
-    PlaneAddress,
-    memory_domain,
-    new_key,
-    parse_address,
-)
+from shared.dataplane.link_address import NO_DOMAIN, PlaneAddress, memory_domain
+from shared.dataplane.link_parts import LinkSettings, PlaneParts
+from shared.dataplane.link_stream import FrameStream
+from shared.dataplane.link_wire import Lane
+from shared.dataplane.linked import LinkedPlane
+from shared.dataplane.observer import PlaneObserver
 from shared.dataplane.ucx_library import UcxLibrary
-from shared.dataplane.ucx_owner import OwnerLink, OwnerParts
+from shared.dataplane.ucx_owner import OwnerLink
 from shared.dataplane.ucx_pump import Pump
-from shared.dataplane.ucx_reader import LinkLost, LinkParts, ReaderLink
-from shared.dataplane.ucx_stream import FrameStream
-from shared.dataplane.ucx_wire import MAX_PAGES, MAX_TICKET_BYTES, UNTOLD, Lane, content_digest
+from shared.dataplane.ucx_reader import ReaderLink
 from shared.errors import Code, StartupError, TransferError
 from shared.ids import PageId
 
-_CLOSE_S: Final = 5.0
 _FIRST_PAGE: Final = PageId(0)
 _LANES: Final = {
     "auto": frozenset((Lane.SHM, Lane.TCP)),
@@ -46,282 +33,63 @@ _LANES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UcxSettings:
+class UcxSettings(LinkSettings):
     """Where to listen, and how pages may travel."""
 
-    host: str = "127.0.0.1"
-    """Literal address to bind; peers reach us there."""
-    port: int = 0
     transport: str = "auto"
     """'auto': shared memory within one host, TCP across; 'tcp' or 'shm': that only."""
-    connect_timeout_s: float = 5.0
-    settle_s: float = 0.5
-    """How long a read that was given up may still end by itself before its link is closed."""
-    max_links: int = 256
-    """Connections from readers at one time."""
-    portion_bytes: int = 8 << 20
-    """Most that is asked for in one message; reads of several requests take turns in these."""
-    window_bytes: int = 32 << 20
-    """Most that may be on its way to us from one peer."""
-    total_bytes: int = 256 << 20
-    """Most that may be on its way to us from all peers."""
 
 
-class _Pull:
-    """A read under way, and the link that must be fenced to stop it."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
-        self.link: ReaderLink | None = None
-
-    async def drain(self, settle_s: float) -> bool:
-        """Nothing lands any more once this returned True, or was cancelled."""
-        try:
-            if self.link is not None:
-                self.link.give_up(self.transfer)
-                await self.transfer.wait(settle_s)
-        finally:
-            # No await: no cancellation can come between.
-            settled = self.transfer.over or self.link is None or self.link.fence()
-        return settled
-
-
-class UcxPlane:
+class UcxPlane(LinkedPlane):
     """Implements `Plane`. Lives on one event loop."""
 
     def __init__(
         self, settings: UcxSettings, clock: Clock, observer: PlaneObserver | None = None
     ) -> None:
-        if settings.transport not in _LANES:
+        super().__init__(_UcxWiring(settings.host, settings.transport), settings, clock, observer)
+
+
+class _UcxWiring:
+    """Implements Wiring."""
+
+    scheme = "ucx"
+
+    def __init__(self, host: str, transport: str) -> None:
+        if transport not in _LANES:
             raise StartupError("transport must be 'auto', 'tcp' or 'shm'")
-        self._settings = settings
-        self._clock = clock
-        self._observer: PlaneObserver = observer or SilentObserver()
-        self._memory: PageMemory | None = None
-        self._guard: ReadGuard | None = None
-        self._parts: LinkParts | None = None
-        self._server: asyncio.Server | None = None
-        self._key = new_key()
-        self._content = UNTOLD
+        self.setting = transport
+        self._host = host
         self._domain = NO_DOMAIN
-        self._address = ""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._links: dict[str, ReaderLink] = {}
-        self._served = 0
-        self._closed = False
+        self._opened: tuple[PlaneParts, UcxLibrary, Pump] | None = None
 
-    @property
-    def address(self) -> str:
-        return self._address
+    def open(self, parts: PlaneParts) -> str:
+        """Also what takes long the first time."""
+        if self.setting != "tcp":
+            self._domain = memory_domain()
+        library = UcxLibrary(
+            self._host,
+            cuda=hasattr(parts.memory.run(_FIRST_PAGE, 1), "__cuda_array_interface__"),
+            shared_only=self.setting == "shm",
+        )
+        library.prepare(Lane.TCP if self.setting == "tcp" else Lane.SHM)
+        self._opened = (parts, library, Pump())
+        return self._domain
 
-    @property
-    def transport(self) -> str:
-        """The transports our open links really use; before the first read, the setting."""
-        used = sorted({link.transport for link in self._links.values() if link.transport})
-        return "ucx:" + ("+".join(used) if used else self._settings.transport)
-
-    def register(self, memory: PageMemory, guard: ReadGuard, content: str = "") -> None:
-        self._memory = memory
-        self._guard = guard
-        self._content = content_digest(content)
-
-    async def start(self) -> None:
-        """Load UCX and listen. Raises StartupError."""
-        if self._memory is None or self._guard is None:
-            raise StartupError("the data plane was started before any memory was registered")
-        try:
-            self._parts = self._load(self._memory)
-            self._server = await asyncio.start_server(
-                self._accept, self._settings.host, self._settings.port
-            )
-        except (OSError, ValueError) as error:
-            where = f"{self._settings.host}:{self._settings.port}"
-            raise StartupError(f"the data plane cannot listen on {where}: {error}") from error
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self._address = str(PlaneAddress(host, port, self._domain, self._key))
-
-    def warm(self, peer: str) -> None:
-        """See `Plane.warm`."""
-        with contextlib.suppress(TransferError):
-            self._link(peer)
-
-    async def read(
-        self, peer: str, ticket: str, pages: Sequence[PageRead], timeout_s: float
-    ) -> ReadReport:
-        """See `Plane.read`. May return up to `settle_s` after the deadline."""
-        parts = self._running()
-        check_targets(parts.memory, pages)
-        if len(ticket.encode()) > MAX_TICKET_BYTES:
-            raise TransferError("the ticket is too long", Code.INVALID_PARAMETER)
-        runs, page_bytes = coalesce(pages), parts.memory.page_bytes
-        started_s = self._clock.now()
-        transport = ""
-        if runs:
-            waiting = portions(runs, page_bytes, self._settings.portion_bytes, MAX_PAGES)
-            limit_s = asyncio.get_running_loop().time() + timeout_s
-            transport = await self._finish(peer, Transfer(ticket, waiting, limit_s))
-        seconds = self._clock.now() - started_s
-        size_bytes = len(pages) * page_bytes
-        if runs:
-            self._observer.pulled(transport, size_bytes, seconds)
-        return ReadReport(len(pages), size_bytes, seconds, f"ucx:{transport}", len(runs))
-
-    async def forget(self, peer: str) -> None:
-        link = self._links.pop(peer, None)
-        if link is not None:
-            link.fence()
-
-    async def close(self) -> None:
-        """Stop serving, end every read, close every link. Idempotent."""
-        self._closed = True
-        if self._server is not None:
-            self._server.close()
-        for link in self._links.values():
-            link.fence()
-        self._links.clear()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CLOSE_S)
-        self._parts = None
-
-    # -- reading -------------------------------------------------------------------------
-
-    def _running(self) -> LinkParts:
-        if self._closed or self._parts is None:
+    def link(self, address: PlaneAddress) -> ReaderLink:
+        if self._opened is None:
             raise TransferError("the data plane is not running")
-        return self._parts
+        return ReaderLink(address, self._lane(address), *self._opened)
 
-    async def _finish(self, peer: str, transfer: Transfer) -> str:
-        """Await the read and tell its transport. On timeout or cancellation let what is on its
-        way drain, then fence its link."""
-        pull = _Pull(transfer)
-        try:
-            await self._carry(pull, peer)
-        except asyncio.CancelledError:
-            self._observer.failed(Cause.CANCELLED)
-            await pull.drain(self._settings.settle_s)
-            raise
-        if not transfer.over:
-            settled = await pull.drain(self._settings.settle_s)
-            self._observer.failed(Cause.TIMEOUT if settled else Cause.UNSETTLED)
-            raise TransferError("the read took too long", settled=settled)
-        if transfer.failure is not None:
-            self._observer.failed(_cause(transfer.failure))
-            raise transfer.failure
-        return "" if pull.link is None else pull.link.transport
+    async def serve(self, stream: FrameStream) -> None:
+        if self._opened is not None:
+            await OwnerLink(stream, *self._opened).run(_LANES[self.setting])
 
-    async def _carry(self, pull: _Pull, peer: str) -> None:
-        """Once more on a fresh link when a kept one turned out to be dead."""
-        loop, transfer = asyncio.get_running_loop(), pull.transfer
-        for _ in range(2):
-            transfer.start()
-            try:
-                pull.link = self._link(peer)
-            except TransferError as error:
-                transfer.cut_off(error)
-                return
-            pull.link.submit(transfer)
-            await transfer.wait(transfer.limit_s - loop.time())
-            if not isinstance(transfer.failure, LinkLost):
-                return
-
-    def _link(self, peer: str) -> ReaderLink:
-        """The kept link to this peer, or a new one that starts to connect."""
-        link = self._links.get(peer)
-        if link is not None and not link.closed:
-            return link
-        parts = self._running()
-        address = parse_address(peer)
-        link = ReaderLink(address, self._lane(address), parts)
-        self._links[peer] = link
-        self._spawn(partial(self._keep, peer, link), "plane-link")
-        return link
-
-    async def _keep(self, peer: str, link: ReaderLink) -> None:
-        try:
-            await link.run(self._settings.connect_timeout_s)
-        finally:
-            if self._links.get(peer) is link:
-                del self._links[peer]
+    def close(self) -> None:
+        self._opened = None
 
     def _lane(self, address: PlaneAddress) -> Lane:
         if self._domain != NO_DOMAIN and address.domain == self._domain:
             return Lane.SHM
-        if self._settings.transport == "shm":
+        if self.setting == "shm":
             raise TransferError("the peer shares no memory with us", Code.INCOMPATIBLE_WORKERS)
         return Lane.TCP
-
-    def _load(self, memory: PageMemory) -> LinkParts:
-        """UCX with everything that takes long the first time. Raises StartupError, ValueError."""
-        settings = self._settings
-        if settings.transport != "tcp":
-            self._domain = memory_domain()
-        library = UcxLibrary(
-            settings.host,
-            cuda=hasattr(memory.run(_FIRST_PAGE, 1), "__cuda_array_interface__"),
-            shared_only=settings.transport == "shm",
-        )
-        library.prepare(Lane.TCP if settings.transport == "tcp" else Lane.SHM)
-        return LinkParts(
-            library,
-            Pump(),
-            memory,
-            Budget(settings.total_bytes),
-            settings.window_bytes,
-            self._observer,
-            self._content,
-        )
-
-    # -- serving -------------------------------------------------------------------------
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = FrameStream(reader, writer)
-        if self._closed or self._served >= self._settings.max_links:
-            self._observer.turned_away(Cause.TOO_MANY)
-            stream.abort()
-            return
-        self._served += 1
-
-        def ended(_: object) -> None:
-            self._served -= 1
-            stream.abort()
-
-        # Not in the task itself: one that is cancelled before its first turn runs no line.
-        self._spawn(partial(self._serve, stream), "plane-serve").add_done_callback(ended)
-
-    async def _serve(self, stream: FrameStream) -> None:
-        if self._parts is None or self._guard is None:
-            return
-        parts = self._parts
-        shared = (parts.library, parts.pump, parts.memory, self._guard, self._observer)
-        link = OwnerLink(stream, OwnerParts(*shared, self._key, self._content))
-        await link.run(_LANES[self._settings.transport])
-
-    def _spawn(
-        self, work: Callable[[], Coroutine[object, object, None]], name: str
-    ) -> asyncio.Task[None]:
-        """A supervised task that `close` ends and awaits."""
-        task = asyncio.get_running_loop().create_task(self._supervise(work), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _supervise(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        try:
-            await work()
-        except Exception:  # noqa: BLE001 - one broken link must not take the process down
-            self._observer.failed(Cause.INTERNAL)
-
-
-def _cause(failure: TransferError) -> Cause:
-    if not failure.settled:
-        return Cause.UNSETTLED
-    match failure.code:
-        case Code.STALE:
-            return Cause.REFUSED
-        case Code.INCOMPATIBLE_WORKERS:
-            return Cause.INCOMPATIBLE
-        case _:
-            return Cause.UNREACHABLE if isinstance(failure, LinkLost) else Cause.LOST

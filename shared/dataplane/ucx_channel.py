@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from shared.dataplane.link_wire import Lane
 from shared.dataplane.ucx_library import UcxLibrary, label, lanes
 from shared.dataplane.ucx_pump import Pump
-from shared.dataplane.ucx_wire import Lane
 from shared.errors import Code, TransferError
 
 _BURST: Final = 8

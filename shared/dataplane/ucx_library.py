@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Any, Final
 
-from shared.dataplane.ucx_wire import Lane
+from shared.dataplane.link_wire import Lane
 from shared.errors import StartupError
 
 _SIOCGIFADDR: Final = 0x8915

@@ -7,18 +7,17 @@ not seen a byte of it. Each ask shows a ticket. Sends end before `close_read`, a
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from shared.dataplane import ucx_wire as wire
-from shared.dataplane.observer import Cause, PlaneObserver
-from shared.dataplane.plane import PageMemory, ReadGuard
+from shared.dataplane import link_wire as wire
+from shared.dataplane.link_parts import PlaneParts
+from shared.dataplane.link_stream import FrameStream
+from shared.dataplane.observer import Cause
 from shared.dataplane.ucx_channel import Batch, Channel
 from shared.dataplane.ucx_library import UcxLibrary
 from shared.dataplane.ucx_pump import Pump
-from shared.dataplane.ucx_stream import FrameStream
 from shared.errors import TransferError
 from shared.ids import Generation, PageId
 
@@ -35,25 +34,16 @@ _CAUSES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerParts:
-    """What all served links of a plane share."""
-
-    library: UcxLibrary
-    pump: Pump
-    memory: PageMemory
-    guard: ReadGuard
-    observer: PlaneObserver
-    key: str
-    content: bytes
-
-
 class OwnerLink:
     """One accepted connection, from its first byte to the end of its last send."""
 
-    def __init__(self, stream: FrameStream, parts: OwnerParts) -> None:
+    def __init__(
+        self, stream: FrameStream, parts: PlaneParts, library: UcxLibrary, pump: Pump
+    ) -> None:
         self._stream = stream
         self._parts = parts
+        self._library = library
+        self._pump = pump
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
         self._reads: dict[int, float] = {}
@@ -105,7 +95,7 @@ class OwnerLink:
             await self._stream.write(wire.Kind.REFUSAL, b"")
             await self._stream.finish()
             return
-        channel = Channel(self._parts.library, hello.lane, self._parts.pump)
+        channel = Channel(self._library, hello.lane, self._pump)
         self._channel = channel
         channel.connect(hello.address)
         for _ in range(SLOTS):

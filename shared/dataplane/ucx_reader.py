@@ -9,50 +9,39 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from dataclasses import dataclass
 from typing import Final
 
-from shared.dataplane import ucx_wire as wire
-from shared.dataplane.flow import Budget, Portion, Turns
-from shared.dataplane.observer import Cause, PlaneObserver
-from shared.dataplane.plane import PageMemory
-from shared.dataplane.transfer import Transfer
-from shared.dataplane.ucx_address import PlaneAddress
+from shared.dataplane import link_wire as wire
+from shared.dataplane.flow import Portion, Turns
+from shared.dataplane.link_address import PlaneAddress
+from shared.dataplane.link_parts import PlaneParts
+from shared.dataplane.link_stream import FrameStream
+from shared.dataplane.observer import Cause
+from shared.dataplane.transfer import LinkLost, Transfer
 from shared.dataplane.ucx_channel import Batch, Channel
 from shared.dataplane.ucx_library import UcxLibrary
 from shared.dataplane.ucx_pump import Pump
-from shared.dataplane.ucx_stream import FrameStream
 from shared.errors import Code, TransferError
 
 _TAG_ROOTS: Final = 1 << 42
 
 
-class LinkLost(TransferError):
-    """The link ended before the owner answered: asking again is safe."""
-
-    code = Code.WORKER_LOST
-
-
-@dataclass(frozen=True, slots=True)
-class LinkParts:
-    """What all links of a plane share."""
-
-    library: UcxLibrary
-    pump: Pump
-    memory: PageMemory
-    budget: Budget
-    window_bytes: int
-    observer: PlaneObserver
-    content: bytes
-
-
 class ReaderLink:
     """A link to one peer. `run` owns it from connect to close; `submit` may be called at once."""
 
-    def __init__(self, address: PlaneAddress, lane: wire.Lane, parts: LinkParts) -> None:
+    def __init__(
+        self,
+        address: PlaneAddress,
+        lane: wire.Lane,
+        parts: PlaneParts,
+        library: UcxLibrary,
+        pump: Pump,
+    ) -> None:
         self._address = address
         self._lane = lane
         self._parts = parts
+        self._library = library
+        self._pump = pump
         self._turns: Turns[Transfer] = Turns(parts.budget, parts.window_bytes, self._ask_on)
         self._transfers: set[Transfer] = set()
         self._numbers = itertools.count(1)
@@ -121,7 +110,7 @@ class ReaderLink:
         stream = self._stream = FrameStream(*connection)
         if self.closed:
             raise LinkLost("the link was closed while it opened")
-        channel = self._channel = Channel(self._parts.library, self._lane, self._parts.pump)
+        channel = self._channel = Channel(self._library, self._lane, self._pump)
         hello = wire.Hello(self._lane, channel.address, self._parts.content)
         await stream.write(wire.Kind.HELLO, hello.encode(key))
         kind, body = await stream.read()

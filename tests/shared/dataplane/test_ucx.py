@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from shared.clock import SystemClock
-from shared.dataplane import ucx_wire as wire
+from shared.dataplane import link_wire as wire
+from shared.dataplane.link_address import PlaneAddress, parse_address
 from shared.dataplane.observer import Cause
 from shared.dataplane.ucx import UcxPlane, UcxSettings
-from shared.dataplane.ucx_address import PlaneAddress, parse_address
 from shared.dataplane.ucx_library import label, network_device
 from shared.errors import Code, StartupError, TransferError
 from shared.ids import Generation, PageId

@@ -8,16 +8,16 @@ import random
 import numpy as np
 import pytest
 
+from shared.dataplane import link_wire as wire
 from shared.dataplane import ucx_owner
-from shared.dataplane import ucx_wire as wire
+from shared.dataplane.link_address import PlaneAddress, parse_address
+from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.observer import Cause
 from shared.dataplane.ucx import UcxSettings
-from shared.dataplane.ucx_address import PlaneAddress, parse_address
 from shared.dataplane.ucx_channel import Batch, Channel
 from shared.dataplane.ucx_library import UcxLibrary
 from shared.dataplane.ucx_owner import SLOTS
 from shared.dataplane.ucx_pump import Pump
-from shared.dataplane.ucx_stream import FrameStream
 from shared.errors import Code, TransferError
 from tests.shared.dataplane.pages import PAGES, TICKET, reads, until
 from tests.shared.dataplane.worlds import End, UcxWorld, owner_and_reader

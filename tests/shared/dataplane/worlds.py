@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.clock import SystemClock
+from shared.dataplane.link_address import parse_address
 from shared.dataplane.memory import MemoryFabric
 from shared.dataplane.plane import Plane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
-from shared.dataplane.ucx_address import parse_address
 from tests.shared.dataplane.pages import PAGES, ArrayPages, CountingObserver, TicketGuard
 
 _ROOT = Path(__file__).resolve().parents[3]

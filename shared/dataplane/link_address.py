@@ -1,8 +1,9 @@
 """What a plane address says: where the owner listens, on which host it lives, and its link key.
 
-`ucx://127.0.0.1:41234/5f0c…/e1a9…` : first the shared-memory domain (one boot, one IPC, PID and
-network namespace, one user), or '-' where the owner offers TCP only; then the key of this process,
-which lets a peer open a link (each read needs a ticket besides). It travels between workers only.
+`ucx://127.0.0.1:41234/5f0c…/e1a9…` : the adapter's name and the socket; then the shared-memory
+domain (one boot, one IPC, PID and network namespace, one user), or '-' where the owner offers none;
+then the key of this process, which lets a peer open a link (each read needs a ticket besides). It
+travels between workers only.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ class PlaneAddress:
     port: int
     domain: str
     key: str = field(repr=False)
+    scheme: str = "ucx"
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"ucx://{host}:{self.port}/{self.domain}/{self.key}"
+        return f"{self.scheme}://{host}:{self.port}/{self.domain}/{self.key}"
 
 
 def new_key() -> str:
     return secrets.token_hex(_KEY_BYTES)
 
 
-def parse_address(text: str) -> PlaneAddress:
-    """Raises TransferError. Only literal IP addresses: no name is ever looked up."""
+def parse_address(text: str, scheme: str = "ucx") -> PlaneAddress:
+    """Raises TransferError, also for another adapter than ours. Only literal IP addresses: no
+    name is ever looked up."""
     try:
         if len(text) > _MAX_CHARACTERS:
             raise ValueError
@@ -48,9 +51,9 @@ def parse_address(text: str) -> PlaneAddress:
     except ValueError as error:
         raise TransferError("not a plane address", Code.INVALID_PARAMETER) from error
     path = parts.path.split("/")
-    if parts.scheme != "ucx" or not port or len(path) != 3 or not all(path[1:]):
+    if parts.scheme != scheme or not port or len(path) != 3 or not all(path[1:]):
         raise TransferError("not a plane address", Code.INVALID_PARAMETER)
-    return PlaneAddress(host, port, path[1], path[2])
+    return PlaneAddress(host, port, path[1], path[2], scheme)
 
 
 def memory_domain() -> str:

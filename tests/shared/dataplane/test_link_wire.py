@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shared.dataplane import ucx_wire as wire
+from shared.dataplane import link_wire as wire
 
 ASK = wire.Ask(
     number=7,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.dataplane import ucx_wire as wire
+from shared.dataplane import link_wire as wire
 
 WRITE_S = 5.0
 """A peer that does not take a frame of a few bytes in this time is gone."""
