@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 ELSEWHERE: Final[dict[str, tuple[str, str, str]]] = {
+    "F06": (
+        "client stops reading (the kernel's buffers hold a whole answer of the weightless model)",
+        "tests/services/gateway/test_endings.py",
+        "test_a_client_that_does_not_read_is_cut",
+    ),
     "F33": (
         "bit flip in a page on the wire",
         "tests/services/decode/test_pages.py",

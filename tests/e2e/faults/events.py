@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -100,24 +99,6 @@ def served(output: int = 8, within_s: float = 30.0) -> Event:
         assert stream.complete and not stream.wrong_tokens, stream.describe()
 
     return Event("a new request is served", act)
-
-
-def stop_reading(output: int = 6000) -> Event:
-    """One more client, with a small window, that asks for much and reads nothing."""
-
-    async def act(stage: Stage) -> None:
-        body = {"model": "hashchain", "prompt": list(prompt(57, 60)), "max_tokens": output}
-        text = json.dumps({**body, "stream": True, "temperature": 0}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: baton\r\nContent-Length: {len(text)}\r\n"
-        sock = stage.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, ("127.0.0.1", stage.cluster.local.ports.public))
-        await loop.sock_sendall(
-            sock, f"{head}Content-Type: application/json\r\n\r\n".encode() + text
-        )
-
-    return Event("one client stops reading", act)
 
 
 def crowd(count: int) -> Event:

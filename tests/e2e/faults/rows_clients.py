@@ -18,7 +18,6 @@ from tests.e2e.faults.events import (
     refused,
     served,
     start,
-    stop_reading,
     strikes,
     tokens_seen,
     when_said,
@@ -80,17 +79,6 @@ CLIENTS: Final = (
         id="F05",
         what="clients leave in mid-stream",
         events=(start(8), tokens_seen(20), hang_up()),
-    ),
-    Row(
-        id="F06",
-        what="a client stops reading; others do not notice",
-        events=(
-            stop_reading(),
-            start(4),
-            ended(),
-            counts("gateway-0", 'baton_cancels_total{cause="client_too_slow"'),
-            disperse(),
-        ),
     ),
     Row(
         id="F07",
