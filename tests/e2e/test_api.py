@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from tests.e2e.clients import Door, longest_answer_s, metric_sum
 from tests.e2e.cluster import TestCluster, Wish, running_cluster
+from tests.e2e.streams import Answer
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
@@ -291,25 +292,29 @@ async def test_ready_means_that_a_request_can_be_placed(
     assert (await cluster.complete(prompt(20, 9))).complete
 
 
-async def sessions(cluster: TestCluster) -> object:
-    return (await cluster.accounting())["gateway-0"]["sessions"]
+async def open_sessions(cluster: TestCluster) -> int:
+    return int(str((await cluster.accounting())["gateway-0"]["sessions"]))
 
 
 async def test_f08_a_drained_gateway_finishes_what_it_can_and_says_what_it_cannot(
     cluster: TestCluster, door: Door
 ) -> None:
+    def ask(number: int, count: int) -> asyncio.Task[Answer]:
+        work = cluster.complete(prompt(20, number), max_tokens=count, ignore_eos=True)
+        return asyncio.create_task(work, name=f"stream-{number}")
+
+    async def begun(count: int, *tasks: asyncio.Task[Answer]) -> None:
+        seen = 0
+        async with asyncio.timeout(30):
+            while seen < count:
+                ended = sum(task.done() for task in tasks)
+                seen = ended + await open_sessions(cluster)
+
     gateway = cluster.local.members["gateway-0"].child
-    short = [
-        asyncio.create_task(cluster.complete(prompt(20, n), max_tokens=60, ignore_eos=True))
-        for n in range(3)
-    ]
-    long = [
-        asyncio.create_task(cluster.complete(prompt(20, n), max_tokens=8_000, ignore_eos=True))
-        for n in range(3, 15)
-    ]
-    async with asyncio.timeout(20):
-        while await sessions(cluster) != 15:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.02)
+    long = [ask(number, 8_000) for number in range(12)]
+    await begun(12)
+    short = [ask(number, 60) for number in range(12, 15)]
+    await begun(15, *short)
     began_s = time.monotonic()
     gateway.signal(signal.SIGTERM)
     await until_readiness(cluster, (503, "draining"))
