@@ -69,7 +69,8 @@ def page(outcomes: Iterable[Outcome]) -> str:
         "What happens when things break, measured on real processes: the weightless engine,"
         " 2 prefill and 2 decode workers, leases of 3 s. Every stream is compared token by"
         " token with an undisturbed run. *Settled* is the time from the last event of the row"
-        " until no service held anything. Remake this page with `make test-faults"
+        " until no service held anything; *s* includes start and drain of the cluster; rows may"
+        " stem from several runs. Remake this page with `make test-faults"
         ' ARGS="--faults-page ops/docs/faults.md"`; the rows are in `tests/e2e/faults/rows_*.py`.',
         "",
         *rows,

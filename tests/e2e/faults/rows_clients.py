@@ -31,6 +31,7 @@ from tests.e2e.faults.events_processes import (
     pause,
     restart,
     restart_the_dead,
+    resume,
     resume_old_leader,
 )
 from tests.e2e.faults.row import Row
@@ -121,12 +122,15 @@ CLIENTS: Final = (
     Row(
         id="F09",
         what="gateway SIGKILL between the two jobs",
-        fails="the scheduler charges prefill for a job that never came, until the next one there",
         may_break=True,
         events=(
-            when_said("decode", "baton.decode.*.job", kill("gateway-0")),
+            pause("decode-0"),
+            pause("decode-1"),
+            when_said("decode", "baton.decode.*.job", kill("gateway-0"), nth=4),
             start(4),
             strikes(),
+            resume("decode-0"),
+            resume("decode-1"),
             ended(),
             nothing_held(*WORKERS),
             restart("gateway-0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.faults.elsewhere import ELSEWHERE
+from tests.e2e.faults.load import Stream, prompt, undisturbed
 from tests.e2e.faults.report import line, page, terminal, write_page
 from tests.e2e.faults.row import Outcome
 from tests.e2e.faults.test_matrix import ROWS
@@ -23,6 +24,17 @@ def test_the_tests_that_stand_in_exist() -> None:
         assert what
         if file:
             assert f"def {test}" in (ROOT / file).read_text("utf-8"), (file, test)
+
+
+def test_a_wrong_token_is_seen() -> None:
+    tokens = prompt(1, 40)
+    stream = Stream(tokens, 6, seen=list(undisturbed(tokens, 6)))
+    assert not stream.wrong_tokens
+    stream.seen[2] ^= 1
+    assert stream.wrong_tokens == 1
+    stream.seen.append(65)
+    assert stream.wrong_tokens == 2
+    assert Stream(tokens, 6, seen=list(undisturbed(tokens, 6))[1:]).wrong_tokens
 
 
 def test_a_page_keeps_rows_of_earlier_runs(tmp_path: Path) -> None:
