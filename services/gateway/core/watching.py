@@ -96,8 +96,9 @@ def silent(
     if grace:
         holder.next_ask_s = now + _RECONNECTING_PAUSE_S
         return []
-    if silence is Silence.NO_RESPONDER or holder.silences >= policy.silences:
-        return lost(request, holder, policy, now)
+    gone = silence is Silence.NO_RESPONDER
+    if gone or holder.silences >= policy.silences:
+        return lost(request, holder, policy, now, dead=gone)
     holder.next_ask_s = now
     return []
 
@@ -112,8 +113,9 @@ def job_silent(
         holder.job_due_s = now + _RECONNECTING_PAUSE_S
         return []
     holder.silences += 1
-    if silence is Silence.NO_RESPONDER or holder.silences >= policy.silences:
-        return lost(request, holder, policy, now)
+    gone = silence is Silence.NO_RESPONDER
+    if gone or holder.silences >= policy.silences:
+        return lost(request, holder, policy, now, dead=gone)
     holder.job_due_s = now
     return []
 
@@ -140,7 +142,7 @@ def declared_dead(
         if holder.ref.worker != died.worker or holder.ref.epoch > died.epoch:
             continue
         if not grace:
-            return lost(request, holder, policy, now, left=died.cause == "ended")
+            return lost(request, holder, policy, now, dead=died.cause != "ended")
         ask_soon(request, policy, now)
     return []
 
@@ -155,10 +157,11 @@ def ask_soon(request: Request, policy: Policy, now: float) -> None:
 
 
 def lost(
-    request: Request, holder: Holder, policy: Policy, now: float, *, left: bool = False
+    request: Request, holder: Holder, policy: Policy, now: float, *, dead: bool = True
 ) -> list[Action]:
-    """A holder is dead (or has `left` in peace). Prefill's death matters only until decode goes
-    on without it."""
+    """A holder cannot be used any more: `dead`, or left in peace, or not heard, which may be our
+    own connection's fault and is nobody's death. Prefill matters only until decode goes on
+    without it."""
     request.note(now, f"{holder.role} {holder.ref.worker} lost")
     if holder.role is Role.PREFILL and request.decoding:
         return []
@@ -166,7 +169,7 @@ def lost(
         holder.unknown = True
         _wait_for_decode(request, policy, now)
         return []
-    died = (holder.ref,) if _was_computing(request, holder) and not left else ()
+    died = (holder.ref,) if dead and _was_computing(request, holder) else ()
     return fail_attempt(request, Code.WORKER_LOST, (holder.ref,), policy, now, died=died)
 
 

@@ -88,6 +88,16 @@ def test_silence_of_a_computing_worker_is_a_death() -> None:
     assert died(core) == (PREFILL,)
 
 
+def test_no_answer_may_be_our_own_fault_and_is_no_death() -> None:
+    """Only our words may be lost: a request must not be called poison for that."""
+    core = started()
+    core.wait(1.5)
+    core.unsent(Role.PREFILL, Silence.TIMEOUT)
+    core.wait(0.2)
+    core.unsent(Role.PREFILL, Silence.TIMEOUT)
+    assert report(core).failed == (PREFILL,) and died(core) == ()
+
+
 def test_a_signature_names_the_whole_prompt_and_outlives_attempts() -> None:
     assert len({signature(tuple(range(length))) for length in range(1, 50)}) == 49
     assert signature((1, 2, 3)) != signature((1, 2, 4))
