@@ -13,6 +13,7 @@ from services.prefill.core.jobs import Job, JobKey, Phase
 from services.prefill.core.state import State, page_ids
 from shared.dataplane.plane import PageRead
 from shared.errors import Code
+from shared.ids import BlockHash
 from shared.wire.blocks import BlocksFound, LookupBlocks, ReleaseBlocks
 
 
@@ -73,7 +74,7 @@ def pull_ended(state: State, event: PullEnded, now: float) -> None:
         return
     pull, job.pull = job.pull, None
     state.counts["damaged_blocks"] += event.damaged
-    _release_pool(state, pull.source)
+    _release_pool(state, pull.source, _corrupted(pull, event))
     refilled = event.settled or _abandon(state, job, len(pull.pages))
     depart(state, job)
     if job.ended:
@@ -93,9 +94,19 @@ def _compute(state: State, job: Job, now: float, why: str) -> None:
     state.jobs.move(job, Phase.READY, now)
 
 
-def _release_pool(state: State, found: BlocksFound) -> None:
-    release = ReleaseBlocks(state.me.worker, found.ticket)
+def _release_pool(state: State, found: BlocksFound, corrupted: tuple[BlockHash, ...] = ()) -> None:
+    release = ReleaseBlocks(state.me.worker, found.ticket, corrupted)
     state.out.append(ReleasePool(found.owner, release))
+
+
+def _corrupted(pull: Pull, event: PullEnded) -> tuple[BlockHash, ...]:
+    """Blocks whose bytes came and were not theirs: the pool must not lend them again."""
+    if not event.damaged:
+        return ()
+    good = {page.position for page in event.pages}
+    pulled = {page.position for page in pull.pages} - good
+    refs = pull.source.pages
+    return tuple(ref.block for ref in refs if ref.block is not None and ref.position in pulled)
 
 
 def _wanted(job: Job, found: BlocksFound) -> tuple[PullPage, ...]:

@@ -55,7 +55,7 @@ def test_blocks_come_back_from_the_pool() -> None:
     assert rig.machine.counters["prompt_tokens"] == 3
 
 
-def test_a_damaged_page_from_the_pool_is_computed_instead() -> None:
+def test_a_damaged_page_from_the_pool_is_computed_instead_and_the_pool_hears_of_it() -> None:
     rig = _filled_pool()
     rig.start(job("b", LONG, pool=POOL))
     rig.look_up()
@@ -64,6 +64,8 @@ def test_a_damaged_page_from_the_pool_is_computed_instead() -> None:
     entry = rig.first_tokens()[RequestId("b")]
     assert (entry.token_ids, entry.cached_tokens) == ((expected_token(LONG),), 0)
     assert rig.machine.counters["damaged_blocks"] == 10
+    (told,) = rig.seen(ReleasePool)
+    assert told.release.corrupted == tuple(list(rig.pool)[:10])
 
 
 def test_an_answer_about_other_blocks_is_not_pulled() -> None:
