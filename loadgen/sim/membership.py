@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from loadgen.sim import costs
 from loadgen.sim.bus import Answer, Respond
+from loadgen.sim.judge import Violation
 from loadgen.sim.oracle import BLOCK_TOKENS, LAYOUT, checkpoint
 from loadgen.sim.process import Process
 from loadgen.sim.sender import Sending
@@ -80,7 +81,8 @@ class Membership:
         process = self._process
         message = RegisterWorker(self.worker, process.role, f"{process.address}")
         until_s = process.now() + _ASKING_S
-        Sending(process, subjects.REGISTER, message, Headers(), self._registered, until_s).attempt()
+        subject = subjects.register(process.role, self.worker)
+        Sending(process, subject, message, Headers(), self._registered, until_s).attempt()
 
     def publish_blocks(self, events: Iterable[Stored | Removed]) -> None:
         self._journal.record(events)
@@ -91,17 +93,17 @@ class Membership:
 
     def declared_lost(self, lost: WorkerLost) -> bool:
         """Whether nobody else here needs to know: an older leader says so, who buries nobody, or
-        it is about ourselves. Silence is disproved at once; a newer incarnation
-        under our name means that this process ends."""
+        it is about ourselves. Silence is disproved at once; a newer incarnation under our name
+        would mean that this process has to end, but here there is none."""
         if not self._leader.accepts(lost.leader_epoch, self._process.now()):
             return True
         if lost.worker != self.worker or self.epoch == 0:
             return False
         if lost.epoch >= self.epoch:
             if lost.cause == "replaced":
-                self._process.scene.crash(self._process.name, 0.2)
-            else:
-                self.beat()
+                text = f"{self._process.address} was replaced, although it is the newest"
+                raise Violation("I9", text)
+            self.beat()
         return True
 
     def beat(self) -> None:

@@ -84,11 +84,11 @@ class SchedulerHost(Process):
                 self.feed(ev.LeadLost())
                 if self._answering and cause != "lapsed":
                     self._answering = False
-                    bus.unsubscribe(self, subjects.REGISTER, subjects.PLACE)
+                    bus.unsubscribe(self, subjects.REGISTRATIONS, subjects.PLACE)
             case TakeLead(epoch, deposed):
                 if not self._answering:
                     self._answering = True
-                    bus.subscribe(self, subjects.REGISTER, self._on_register)
+                    bus.subscribe(self, subjects.REGISTRATIONS, self._on_register)
                     bus.subscribe(self, subjects.PLACE, self._on_place)
                 if deposed is None:
                     self.feed(ev.LeadTaken(epoch))
@@ -190,6 +190,7 @@ class SchedulerHost(Process):
             case ev.Answer():
                 self._reply = action
             case ev.Declare(lost):
+                self.scene.judge.declared.add((lost.worker, lost.epoch))
                 self.scene.bus.publish(self, subjects.LOST, lost, Headers())
             case ev.AskSnapshot():
                 self._ask_snapshot(action)

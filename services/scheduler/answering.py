@@ -83,7 +83,7 @@ class Answering:
             return
         if not self._open:
             bus = self._scope.bus
-            self._open.append(await bus.subscribe(subjects.REGISTER, self._register))
+            self._open.append(await bus.subscribe(subjects.REGISTRATIONS, self._register))
             self._open.append(await bus.subscribe(subjects.PLACE, self._place))
         if self._lead is not lead:
             return
@@ -99,6 +99,8 @@ class Answering:
         ask = delivery.message
         if not isinstance(ask, RegisterWorker):
             raise RefusedError("not a registration", Code.INVALID_PARAMETER)
+        if delivery.subject != subjects.register(ask.role, ask.worker):
+            raise RefusedError("this name belongs to somebody else", Code.INVALID_PARAMETER)
         known = self._core.cluster.epoch_of(ask.worker)
         epoch = await self._store.take(ask.worker, ask.incarnation, known)
         self._apply(EpochTaken(ask.worker, ask.role, epoch))

@@ -141,8 +141,16 @@ class SchedulerApp:
         await bus.subscribe(subjects.PLACEMENT_ENDED, self._take_in)
 
     async def _take_in(self, delivery: Delivery) -> None:
+        """Reports count only on the subject of the worker that they name: the server lets a
+        credential publish on subjects of its own role."""
         match delivery.message:
-            case Heartbeat() | BlocksStored() | BlocksRemoved() | BlocksCleared() as event:
+            case Heartbeat() as beat if delivery.subject == subjects.heartbeat(
+                beat.role, beat.worker
+            ):
+                self._apply(beat)
+            case BlocksStored() | BlocksRemoved() | BlocksCleared() as event if (
+                delivery.subject.rsplit(".", 1)[-1] == event.worker
+            ):
                 self._apply(event)
             case PlacementEnded() as ended:
                 self._apply(ended)

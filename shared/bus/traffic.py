@@ -78,6 +78,8 @@ def label(subject: str) -> str:
 
 def _without_ids(subject: str) -> str:
     parts = subject.split(".")
+    if parts[:3] == ["baton", "scheduler", "register"]:
+        return "scheduler.register"
     if parts[0] != "baton" or not 3 <= len(parts) <= 4:
         return ""
     if parts[1] in ("heartbeat", "blocks", "snapshot"):

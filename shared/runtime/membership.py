@@ -165,10 +165,11 @@ class Membership:
         scope = self._scope
         sender = Sender(scope.bus, scope.clock, random.Random(secrets.randbits(64)))
         message = RegisterWorker(self.worker, scope.role, secrets.token_hex(16))
+        subject = subjects.register(scope.role, self.worker)
         give_up_s = scope.clock.now() + REGISTER_S
         while scope.clock.now() < give_up_s:
             try:
-                reply = await sender.send(subjects.REGISTER, message, Headers(), ASKING_S)
+                reply = await sender.send(subject, message, Headers(), ASKING_S)
             except BusError as error:
                 scope.log.event("worker.waited_for_scheduler", level="warning", error=error)
                 continue

@@ -11,7 +11,7 @@ from shared.ids import WorkerId
 
 PLACE: Final = "baton.scheduler.place"
 PLACEMENT_ENDED: Final = "baton.scheduler.ended"
-REGISTER: Final = "baton.scheduler.register"
+REGISTRATIONS: Final = "baton.scheduler.register.*.*"
 HEARTBEATS: Final = "baton.heartbeat.*.*"
 BLOCK_EVENTS: Final = "baton.blocks.*.*"
 LOST: Final = "baton.cluster.lost"
@@ -22,6 +22,12 @@ SERVING: Final = "baton.cluster.serving"
 EPOCHS: Final = "baton-epochs"
 BUCKETS: Final = (EPOCHS,)
 """JetStream key-value buckets that the scheduler alone may make, read and write."""
+
+
+def register(role: str, worker: WorkerId) -> str:
+    """Request: RegisterWorker -> Registered. The subject says who asks, so that a credential can
+    take names of its own role only."""
+    return f"baton.scheduler.register.{role}.{worker}"
 
 
 def heartbeat(role: str, worker: WorkerId) -> str:
@@ -67,7 +73,7 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "publish": (
             PLACE,
             PLACEMENT_ENDED,
-            REGISTER,
+            "baton.scheduler.register.gateway.*",
             "baton.heartbeat.gateway.*",
             "baton.prefill.*.job",
             "baton.decode.*.job",
@@ -76,11 +82,11 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "scheduler": {
         "publish": ("baton.snapshot.*.*", LOST, SERVING),
-        "subscribe": (PLACE, PLACEMENT_ENDED, REGISTER, HEARTBEATS, BLOCK_EVENTS),
+        "subscribe": (PLACE, PLACEMENT_ENDED, REGISTRATIONS, HEARTBEATS, BLOCK_EVENTS),
     },
     "prefill": {
         "publish": (
-            REGISTER,
+            "baton.scheduler.register.prefill.*",
             "baton.heartbeat.prefill.*",
             "baton.blocks.prefill.*",
             "baton.decode.*.pages",
@@ -96,7 +102,7 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "decode": {
         "publish": (
-            REGISTER,
+            "baton.scheduler.register.decode.*",
             "baton.heartbeat.decode.*",
             "baton.blocks.decode.*",
             "baton.prefill.*.leases",
@@ -110,7 +116,11 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "kvpool": {
-        "publish": (REGISTER, "baton.heartbeat.kvpool.*", "baton.blocks.kvpool.*"),
+        "publish": (
+            "baton.scheduler.register.kvpool.*",
+            "baton.heartbeat.kvpool.*",
+            "baton.blocks.kvpool.*",
+        ),
         "subscribe": ("baton.kvpool.*.blocks", "baton.snapshot.kvpool.*", LOST),
     },
 }

@@ -104,7 +104,7 @@ class Stage:
         self.plane = self.fabric.plane("prefill")
         self.plane.register(self.side.engine.memory, TicketGuard(self.side))
         await self.plane.start()
-        await self.scheduler.subscribe(subjects.REGISTER, self._register)
+        await self.scheduler.subscribe(subjects.REGISTRATIONS, self._register)
         await self.scheduler.subscribe(subjects.HEARTBEATS, self._hear)
         await self.scheduler.subscribe(subjects.BLOCK_EVENTS, self._hear)
         await self.gateway.subscribe(subjects.tokens(GATEWAY), self._hear_tokens)

@@ -204,7 +204,7 @@ class Cluster:
         """What the gateways are told could be placed."""
 
     async def start(self) -> None:
-        await self.bus.subscribe(subjects.REGISTER, self._register)
+        await self.bus.subscribe(subjects.REGISTRATIONS, self._register)
         await self.bus.subscribe(subjects.PLACE, self._place)
         await self.bus.subscribe(subjects.PLACEMENT_ENDED, self._note_end)
         for worker in (self.prefill, *self.decodes):

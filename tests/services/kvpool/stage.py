@@ -163,7 +163,7 @@ class Stage:
         return worker
 
     async def open(self, tasks: asyncio.TaskGroup, config: KvPoolConfig, run_dir: Path) -> None:
-        await self.scheduler.subscribe(subjects.REGISTER, _register)
+        await self.scheduler.subscribe(subjects.REGISTRATIONS, _register)
         await self.scheduler.subscribe(subjects.HEARTBEATS, self._hear)
         await self.scheduler.subscribe(subjects.BLOCK_EVENTS, self._hear)
         scope = scope_on(self.broker, tasks, "kvpool", config, run_dir)

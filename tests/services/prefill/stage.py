@@ -120,7 +120,7 @@ class Stage:
         self.pool = Peer(self, "kvpool", POOL_REF, page_bytes)
         await self.decode.plane.start()
         await self.pool.plane.start()
-        await self.scheduler.subscribe(subjects.REGISTER, self._register)
+        await self.scheduler.subscribe(subjects.REGISTRATIONS, self._register)
         await self.scheduler.subscribe(subjects.HEARTBEATS, self._hear)
         await self.scheduler.subscribe(subjects.BLOCK_EVENTS, self._hear)
         await self.gateway.subscribe(subjects.tokens(GATEWAY), self._hear_tokens)

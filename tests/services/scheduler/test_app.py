@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from services.scheduler.app import SchedulerApp
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.store import EpochStore
@@ -12,6 +14,7 @@ from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
 from shared.bus.memory import MemoryBus
 from shared.bus.memory_broker import MemoryBroker
+from shared.errors import BusError
 from shared.ids import Epoch, WorkerId
 from shared.wire import subjects
 from shared.wire.blocks import BlockSnapshot, BlocksStored, SnapshotRequest
@@ -41,12 +44,26 @@ async def test_epochs_grow_and_the_same_incarnation_keeps_its_own(tmp_path: Path
 
         async def register(incarnation: str) -> Message:
             wish = RegisterWorker(WorkerId("decode-0"), "decode", incarnation)
-            return await bus.request(subjects.REGISTER, wish, Headers(), 2.0)
+            return await bus.request(subjects.register("decode", wish.worker), wish, Headers(), 2.0)
 
         first, again, other = [await register(name) for name in ("a", "a", "b")]
         assert isinstance(first, Registered) and first.epoch == 1
         assert again == first
         assert isinstance(other, Registered) and other.epoch == 2
+
+
+async def test_a_name_of_another_role_cannot_be_taken(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with running() as tasks:
+        await lead(broker, tasks, tmp_path)
+        pool = MemoryBus(broker, "kvpool-0", "kvpool")
+        forged = RegisterWorker(WorkerId("decode-0"), "decode", "x")
+        reply = await pool.request(
+            subjects.register("kvpool", forged.worker), forged, Headers(), 2.0
+        )
+        assert isinstance(reply, Refused) and reply.code == "invalid_parameter"
+        with pytest.raises(BusError, match="may not publish"):
+            await pool.request(subjects.register("decode", forged.worker), forged, Headers(), 2.0)
 
 
 async def test_concurrent_registrations_take_different_epochs() -> None:

@@ -90,6 +90,7 @@ async def test_cancel_ends_handlers_by_force() -> None:
         ("baton.heartbeat.prefill.p0", "heartbeat.prefill"),
         ("baton.snapshot.kvpool.k0", "snapshot.kvpool"),
         ("baton.cluster.lost", "cluster.lost"),
+        ("baton.scheduler.register.decode.d0", "scheduler.register"),
         ("_INBOX_gateway.abc.1", "other"),
         ("baton.snapshot.forged.k0", "other"),
         ("baton.decode.decode-7.forged", "other"),

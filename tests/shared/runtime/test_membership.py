@@ -58,7 +58,7 @@ class Scheduler:
         self._refusals = refusals or []
 
     async def listen(self) -> None:
-        await self.bus.subscribe(subjects.REGISTER, self._register)
+        await self.bus.subscribe(subjects.REGISTRATIONS, self._register)
         await self.bus.subscribe(subjects.HEARTBEATS, self._beat)
         await self.bus.subscribe(subjects.BLOCK_EVENTS, self._event)
 
