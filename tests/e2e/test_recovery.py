@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.builders import until
 from tests.e2e.cluster import TestCluster, Wish, running_cluster
 from tests.e2e.streams import Answer
 
@@ -201,7 +202,9 @@ async def test_a_poisonous_request_meets_two_workers_and_harms_nobody_else(
         answer = await cluster.complete(deadly, max_tokens=4)
         assert (answer.status, answer.error and answer.error["code"]) == (500, "poison_request")
         assert answer.headers["x-should-retry"] == "false"
-        dead = [m.name for m in cluster.local.members.values() if not m.child.running]
+        members = cluster.local.members.values()
+        await until(lambda: sum(not member.child.running for member in members) >= 2)
+        dead = [member.name for member in members if not member.child.running]
         assert len(dead) == 2, dead
         assert {cluster.local.members[name].child.exit_code for name in dead} == {70}
         disturbed = await under_way
