@@ -1,6 +1,7 @@
 #!/bin/sh
-# Remakes the lock files from pyproject.toml: requirements-cpu.lock, -gpu.lock, and -dev.lock (the
-# tools of `make check` and `make test`, on top of either profile). Names no index and no path.
+# Remakes the lock files from pyproject.toml: requirements-cpu.lock, -gpu.lock, -dev.lock (the tools of
+# `make check` and `make test`, on top of either profile) and -nixl.lock (one wheel on top of the gpu
+# profile, which has all that it needs). Names no index and no path.
 # Usage: ops/setup/lock.sh    (needs Python 3.11 and the network)
 set -eu
 cd "$(dirname "$0")/../.."
@@ -41,4 +42,13 @@ compile --extra cpu --extra dev -c "$work/cpu" -o "$work/dev"
   awk 'NR == FNR { if ($0 ~ /^[^ ]/) known[$1] = 1; next } /^[^ ]/ { on = !($1 in known) } on' \
     "$work/cpu" "$work/dev"
 } >requirements-dev.lock
+echo "nixl …"
+nixl=$(sed -n 's/^nixl = \["\(.*\)"\]$/\1/p' pyproject.toml)
+rm -rf "$work/nixl"
+"$work/venv/bin/pip" download -q --no-deps -d "$work/nixl" "$nixl"
+{
+  echo "# the extra nixl on top of the gpu profile, made by ops/setup/lock.sh."
+  echo "$nixl \\"
+  "$work/venv/bin/pip" hash "$work"/nixl/*.whl | sed -n 's/^--hash/    --hash/p'
+} >requirements-nixl.lock
 wc -l requirements-*.lock

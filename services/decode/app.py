@@ -17,7 +17,7 @@ from shared.checkpoint.geometry import page_layout
 from shared.checkpoint.opening import open_checkpoint
 from shared.dataplane.metering import PlaneMetrics
 from shared.dataplane.plane import Plane
-from shared.dataplane.ucx import UcxPlane, UcxSettings
+from shared.dataplane.selection import open_plane
 from shared.engine.batch import Engine
 from shared.engine.building import build_engine, poison
 from shared.engine.executor import Executor
@@ -70,11 +70,7 @@ class DecodeApp:
     def __init__(self, scope: Scope, config: DecodeConfig, plane: Plane | None = None) -> None:
         self._scope = scope
         self._config = config
-        self._plane = plane or UcxPlane(
-            UcxSettings(host=config.host, transport=config.transport),
-            scope.clock,
-            PlaneMetrics(scope.metrics),
-        )
+        self._plane = plane or open_plane(config, scope.clock, PlaneMetrics(scope.metrics))
         self._machine: DecodeMachine | None = None
         self._shell: Shell | None = None
 

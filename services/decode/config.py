@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config import ProcessSettings, setting
+from shared.config import setting
+from shared.dataplane.selection import PlaneSettings
 from shared.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeConfig(ProcessSettings):
+class DecodeConfig(PlaneSettings):
     """Engine, pages, batch, and the bounds of waiting."""
 
     engine: str = setting("torch", "backend of the model", choices=("torch", "hashchain"))
@@ -26,12 +27,9 @@ class DecodeConfig(ProcessSettings):
     poison_token: int = setting(
         -1, "for fault tests, hashchain only: computing this token ends the process; -1: none"
     )
-    transport: str = setting(
-        "auto", "of pages: shared memory in one host, else TCP", choices=("auto", "shm", "tcp")
-    )
 
     def __post_init__(self) -> None:
-        ProcessSettings.__post_init__(self)
+        PlaneSettings.__post_init__(self)
         positive = ("kv_pages", "max_sequences", "queue_limit", "reserve_wait_s", "pull_timeout_s")
         for name in positive:
             if getattr(self, name) <= 0:

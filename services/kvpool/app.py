@@ -15,7 +15,7 @@ from services.kvpool.shell import Shell
 from shared.checkpoint import open_checkpoint
 from shared.checkpoint.geometry import page_layout
 from shared.dataplane.plane import Plane
-from shared.dataplane.ucx import UcxPlane, UcxSettings
+from shared.dataplane.selection import open_plane
 from shared.errors import CheckpointError, StartupError
 from shared.ids import BlockHash, Generation, PageId
 from shared.kv.cache import PageCache
@@ -32,21 +32,17 @@ class KvPoolApp:
     role = "kvpool"
 
     def __init__(self, scope: Scope, config: KvPoolConfig, plane: Plane | None = None) -> None:
-        """`plane` replaces the UCX plane in tests and in the cluster of one process."""
+        """`plane` replaces the chosen plane in tests and in the cluster of one process."""
         self.shell: Shell | None = None
         self._scope = scope
         self._config = config
-        self._plane: Plane = plane or UcxPlane(
-            UcxSettings(host=config.host, transport=config.transport),
-            scope.clock,
-            PoolTransfers(scope.metrics),
-        )
+        self._plane: Plane = plane or open_plane(config, scope.clock, PoolTransfers(scope.metrics))
 
     async def run(self, scope: Scope) -> None:
         """Serve until drained. Raises StartupError."""
         layout, model_digest = await asyncio.to_thread(_model, self._config)
         arena = HostArena(self._config.host_bytes, layout.page_bytes)
-        self._plane.register(arena, _Guard(self))
+        self._plane.register(arena, _Guard(self), f"{model_digest} {layout.digest}")
         await self._plane.start()
         try:
             await self._serve(scope, arena, layout, model_digest)

@@ -15,7 +15,7 @@ from shared.checkpoint.geometry import page_layout
 from shared.checkpoint.opening import open_checkpoint
 from shared.dataplane.metering import PlaneMetrics
 from shared.dataplane.plane import Plane
-from shared.dataplane.ucx import UcxPlane, UcxSettings
+from shared.dataplane.selection import open_plane
 from shared.engine.batch import Engine
 from shared.engine.building import build_engine, poison
 from shared.engine.executor import Executor
@@ -62,11 +62,7 @@ class PrefillApp:
     def __init__(self, scope: Scope, config: PrefillConfig, plane: Plane | None = None) -> None:
         self._scope = scope
         self._config = config
-        self._plane = plane or UcxPlane(
-            UcxSettings(host=config.host, transport=config.transport),
-            scope.clock,
-            PlaneMetrics(scope.metrics),
-        )
+        self._plane = plane or open_plane(config, scope.clock, PlaneMetrics(scope.metrics))
         self._machine: Machine | None = None
         self._shell: Shell | None = None
         self._starting: asyncio.Task[None] | None = None

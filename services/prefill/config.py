@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config import ProcessSettings, setting
+from shared.config import setting
+from shared.dataplane.selection import PlaneSettings
 from shared.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillConfig(ProcessSettings):
+class PrefillConfig(PlaneSettings):
     """Engine, pages, and the bounds of the queue."""
 
     engine: str = setting("torch", "backend of the model", choices=("torch", "hashchain"))
@@ -24,9 +25,6 @@ class PrefillConfig(ProcessSettings):
     poison_token: int = setting(
         -1, "for fault tests, hashchain only: computing this token ends the process; -1: none"
     )
-    transport: str = setting(
-        "auto", "of pages: shared memory in one host, else TCP", choices=("auto", "shm", "tcp")
-    )
 
     @property
     def step_tokens(self) -> int:
@@ -36,7 +34,7 @@ class PrefillConfig(ProcessSettings):
         return self.chunk_tokens or max(256 if self.device == "cpu" else 2048, self.block_tokens)
 
     def __post_init__(self) -> None:
-        ProcessSettings.__post_init__(self)
+        PlaneSettings.__post_init__(self)
         for name in ("kv_pages", "queue_limit", "fetch_timeout_s"):
             if getattr(self, name) <= 0:
                 raise StartupError(f"{name} must be above 0")

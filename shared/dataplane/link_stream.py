@@ -35,6 +35,10 @@ class FrameStream:
         async with asyncio.timeout(WRITE_S):
             await self._writer.drain()
 
+    def post(self, kind: wire.Kind, body: bytes) -> None:
+        """As `write`, but waits for nothing: for few and small frames in answer to the peer's."""
+        self._writer.write(wire.frame(kind, body))
+
     async def finish(self) -> None:
         """Flush and close; for a peer that should still read our last frame."""
         self._writer.close()

@@ -12,8 +12,9 @@ Knows no socket and no UCX: bytes in, frozen values out, FrameError otherwise.
     Ask      numbers | ticket | runs of (first, count, generation * count)  UCX, reader
     Verdict  read number u32 | answer u8                                  UCX, owner, for each ask
 
-The proofs show that both ends know the key in the owner's plane address, which travels over the
-control plane only; UCX sees no address that was not proven.
+Adapters that read one-sidedly send asks and verdicts over the socket too, and the frames of
+`nixl_wire`. The proofs show that both ends know the key in the owner's plane address, which
+travels over the control plane only; a library sees no address that was not proven.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 1 << 14
 MAX_PAGES: Final = 512
 MAX_TICKET_BYTES: Final = 512
-MAX_ADDRESS_BYTES: Final = 4096
+MAX_ADDRESS_BYTES: Final = 12_288
 MAX_TIMEOUT_MS: Final = 600_000
 
 _MAGIC: Final = b"BATONUCX"
@@ -63,6 +64,9 @@ class Kind(IntEnum):
     VERDICT = 4
     PING = 5
     REFUSAL = 6
+    GRANT = 7
+    DONE = 8
+    CLOSED = 9
 
 
 class Lane(IntEnum):

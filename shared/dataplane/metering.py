@@ -10,6 +10,7 @@ from shared.telemetry.metrics import Metrics
 _LINK_CLASSES: Final = {
     "cuda_ipc": "zero_copy",
     "rdma": "zero_copy",
+    "nixl": "zero_copy",
     "shm": "zero_copy",
     "memory": "zero_copy",
     "tcp": "fallback",

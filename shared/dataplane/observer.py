@@ -35,7 +35,7 @@ class Cause(StrEnum):
 
 
 class PlaneObserver(Protocol):
-    """`transport` is 'shm', 'tcp', 'cuda_ipc', 'rdma', 'memory' or 'unknown'."""
+    """`transport` is 'shm', 'tcp', 'cuda_ipc', 'rdma', 'nixl', 'memory' or 'unknown'."""
 
     def link_opened(self, transport: str) -> None:
         """Our link to a peer moved its first pages; this is the transport it really uses."""

@@ -27,7 +27,7 @@ SLOTS: Final = 16
 _WATCH_S: Final = 0.5
 _GRACE_S: Final = 2.0
 """Beyond the reader's own deadline: after that its reads are ended from our side."""
-_CAUSES: Final = {
+CAUSES: Final = {
     wire.Answer.REFUSED: Cause.REFUSED,
     wire.Answer.OUT_OF_RANGE: Cause.OUT_OF_RANGE,
     wire.Answer.PAGE_SIZE: Cause.PAGE_SIZE,
@@ -152,7 +152,7 @@ class OwnerLink:
         elif any(run.first + len(run.generations) > memory.pages for run in ask.runs):
             answer = wire.Answer.OUT_OF_RANGE
         else:
-            read = self._parts.guard.open_read(ask.ticket, _named(ask))
+            read = self._parts.guard.open_read(ask.ticket, named(ask))
         if read is None:
             self._refuse(ask, answer)
         else:
@@ -160,7 +160,7 @@ class OwnerLink:
 
     def _refuse(self, ask: wire.Ask, answer: wire.Answer) -> None:
         """The verdict, and for each posted receive a message without content, which ends it."""
-        self._parts.observer.turned_away(_CAUSES[answer])
+        self._parts.observer.turned_away(CAUSES[answer])
 
         def told(good: bool) -> None:
             if good:
@@ -224,7 +224,7 @@ class OwnerLink:
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
-def _named(ask: wire.Ask) -> list[tuple[PageId, Generation]]:
+def named(ask: wire.Ask) -> list[tuple[PageId, Generation]]:
     return [
         (PageId(run.first + offset), Generation(generation))
         for run in ask.runs

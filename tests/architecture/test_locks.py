@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.sources import ROOT
 
-PROFILES = ("cpu", "gpu", "dev")
+PROFILES = ("cpu", "gpu", "dev", "nixl")
 
 
 def pins(profile: str) -> dict[str, str]:
@@ -48,3 +48,10 @@ def test_direct_dependencies_are_locked() -> None:
         wanted = [*project["dependencies"], *project["optional-dependencies"][profile]]
         names = {re.split(r"[=<>~! ]", entry, maxsplit=1)[0] for entry in wanted}
         assert names - pins(profile).keys() == set()
+
+
+def test_the_nixl_extra_is_one_wheel_for_the_gpu_profile() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (entry,) = project["optional-dependencies"]["nixl"]
+    assert pins("nixl") == dict([entry.split("==")])
+    assert pins("nixl").keys().isdisjoint(pins("gpu"))

@@ -15,6 +15,7 @@ WALL_CLOCK = ("shared/clock.py", "loadgen/", "kernels/", "services/gateway/")
 ENVIRONMENT = (
     "shared/config.py",
     "shared/runtime/service.py",
+    "shared/dataplane/nixl_agent.py",
     "shared/dataplane/ucx_library.py",
     "services/local.py",
     "services/member.py",

@@ -1,8 +1,10 @@
-"""What every data plane promises, asked of the memory adapter and of UCX over both transports."""
+"""What every data plane promises, asked of the memory adapter, of UCX over both transports, and of
+NIXL where it is installed."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 from collections.abc import AsyncIterator
 
@@ -19,11 +21,16 @@ LONG_S = 20.0
 SHORT_S = 0.2
 
 
-@pytest.fixture(params=["memory", "ucx-shm", "ucx-tcp"])
+_TRANSPORTS = {"ucx-shm": "auto", "ucx-tcp": "tcp", "nixl": "nixl"}
+_NIXL = any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13"))
+_WITH_NIXL = pytest.mark.skipif(not _NIXL, reason="NIXL, an extra, is not installed")
+
+
+@pytest.fixture(params=["memory", "ucx-shm", "ucx-tcp", pytest.param("nixl", marks=_WITH_NIXL)])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     kind = request.param
     built: MemoryWorld | UcxWorld = (
-        MemoryWorld() if kind == "memory" else UcxWorld("auto" if kind == "ucx-shm" else "tcp")
+        MemoryWorld() if kind == "memory" else UcxWorld(_TRANSPORTS[kind])
     )
     yield built
     ends = tuple(built.ends)

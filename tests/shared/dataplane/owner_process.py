@@ -9,12 +9,19 @@ import asyncio
 import sys
 
 from shared.clock import SystemClock
+from shared.dataplane.link_parts import LinkSettings
+from shared.dataplane.nixl import NixlPlane
+from shared.dataplane.plane import Plane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from tests.shared.dataplane.pages import ArrayPages, TicketGuard
 
 
 async def serve(transport: str, pages: int, page_bytes: int, port: int) -> None:
-    plane = UcxPlane(UcxSettings(transport=transport, port=port), SystemClock())
+    plane: Plane
+    if transport == "nixl":
+        plane = NixlPlane(LinkSettings(port=port), SystemClock())
+    else:
+        plane = UcxPlane(UcxSettings(transport=transport, port=port), SystemClock())
     plane.register(ArrayPages(pages, page_bytes).stamp(), TicketGuard())
     await plane.start()
     print(plane.address, flush=True)

@@ -9,10 +9,11 @@ import signal
 import sys
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from shared.clock import SystemClock
-from shared.dataplane.link_address import parse_address
 from shared.dataplane.memory import MemoryFabric
+from shared.dataplane.nixl import NixlPlane
 from shared.dataplane.plane import Plane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from tests.shared.dataplane.pages import PAGES, ArrayPages, CountingObserver, TicketGuard
@@ -102,14 +103,21 @@ class MemoryOwner:
 
 
 class UcxWorld:
+    """Also NIXL's, which differs in the plane alone."""
+
     def __init__(self, transport: str, settle_s: float = 0.3) -> None:
-        self.settings = UcxSettings(transport=transport, settle_s=settle_s)
+        self.transport = transport
+        self.settings = (
+            UcxSettings(settle_s=settle_s)
+            if transport == "nixl"
+            else UcxSettings(transport=transport, settle_s=settle_s)
+        )
         self.ends: list[End] = []
         self.owners: list[ChildOwner] = []
 
     async def end(self, page_bytes: int = 4096, pages: int = PAGES, content: str = "") -> End:
         observer = CountingObserver()
-        plane = UcxPlane(self.settings, SystemClock(), observer)
+        plane = self._plane(observer)
         end = End(plane, ArrayPages(pages, page_bytes), observer)
         plane.register(end.pages, end.guard, content)
         await plane.start()
@@ -117,7 +125,7 @@ class UcxWorld:
         return end
 
     async def far_owner(self, page_bytes: int = 4096, pages: int = PAGES) -> FarOwner:
-        owner = ChildOwner(self.settings.transport, page_bytes, pages)
+        owner = ChildOwner(self.transport, page_bytes, pages)
         await owner.restart()
         self.owners.append(owner)
         return owner
@@ -127,6 +135,11 @@ class UcxWorld:
             await end.plane.close()
         for owner in self.owners:
             await owner.kill()
+
+    def _plane(self, observer: CountingObserver) -> Plane:
+        if self.transport == "nixl":
+            return NixlPlane(self.settings, SystemClock(), observer)
+        return UcxPlane(self.settings, SystemClock(), observer)
 
 
 class ChildOwner:
@@ -138,7 +151,7 @@ class ChildOwner:
         self._process: asyncio.subprocess.Process | None = None
 
     async def restart(self) -> None:
-        port = parse_address(self.address).port if self.address else 0
+        port = urlsplit(self.address).port or 0
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -153,7 +166,7 @@ class ChildOwner:
         assert self._process.stdout is not None
         async with asyncio.timeout(20):
             self.address = (await self._process.stdout.readline()).decode().strip()
-        assert self.address.startswith("ucx://"), self.address
+        assert "://127.0.0.1:" in self.address, self.address
 
     async def stall(self) -> None:
         self._signal(signal.SIGSTOP)
