@@ -42,7 +42,7 @@ ASKING_S: Final = 10.0
 NO_LOAD: Final = WorkerLoad(0, 0, 0, 0.0, 0, 0, 0)
 NO_COST: Final = CostModel(0.0, 0.0, 0.0, 0.0, 0.0)
 
-_FINAL: Final = (Code.INVALID_PARAMETER, Code.INCOMPATIBLE_WORKERS)
+_FINAL: Final = (Code.INVALID_PARAMETER, Code.INCOMPATIBLE_WORKERS, Code.STALE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
 from shared.bus.memory import MemoryBus
 from shared.bus.memory_broker import MemoryBroker
-from shared.errors import BusError
+from shared.errors import BusError, Code, RefusedError
 from shared.ids import Epoch, WorkerId
 from shared.wire import subjects
 from shared.wire.blocks import BlockSnapshot, BlocksStored, SnapshotRequest
@@ -75,6 +75,19 @@ async def test_concurrent_registrations_take_different_epochs() -> None:
             for n in range(8)
         ]
     assert sorted(task.result() for task in taken) == list(range(1, 9))
+
+
+async def test_a_late_copy_of_a_registration_does_not_put_out_the_living() -> None:
+    bucket = await MemoryBus(MemoryBroker(), "s", "scheduler").key_value(subjects.EPOCHS)
+    store, worker = EpochStore(bucket), WorkerId("w")
+    assert await store.take(worker, "old") == 1
+    assert await store.take(worker, "new") == 2
+    with pytest.raises(RefusedError) as refused:
+        await store.take(worker, "old")
+    assert refused.value.code is Code.STALE
+    assert await store.take(worker, "new") == 2
+    for number in range(40):
+        assert await store.take(worker, f"later-{number}") == 3 + number
 
 
 async def test_a_gateway_gets_a_placement_over_the_bus(tmp_path: Path) -> None:
