@@ -12,6 +12,7 @@ from shared.errors import Code
 
 FINISHED: Final = "finished"
 LEFT: Final = "left"
+RESET: Final = "reset"
 _ERRORS: Final = (
     Code.CONTROL_PLANE_DOWN,
     Code.DEADLINE_EXCEEDED,
@@ -56,6 +57,14 @@ class Client:
     def lasted_s(self) -> float:
         """From its arrival to its ending."""
         return 0.0 if self.opened_s is None else self.ended_s - self.opened_s
+
+    @property
+    def over_s(self) -> float:
+        """From when on nothing of it is needed: when its gateway died, nobody may have been told,
+        and only its deadline ends the work."""
+        if self.ending != RESET or self.opened_s is None:
+            return self.ended_s
+        return self.opened_s + self.order.deadline_s
 
     def deliver(self, tokens: tuple[int, ...], finish: str | None, now_s: float) -> None:
         """The next tokens arrive."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from enum import StrEnum
 from typing import Final
 
 from loadgen.sim.case import PLANNED, Case, Fault, Order, Shape
@@ -14,26 +15,45 @@ _MORE_FAULTS: Final = (0, 0, 1, 1, 2, 3, 5)
 _BUSY_S: Final = 1.2
 """When the cluster has formed and the requests begin to come."""
 _BUSY_FOR_S: Final = 1.2
-_THEMED: Final = 0.2
 _LATEST_S: Final = 5.0
+
+
+class Theme(StrEnum):
+    """What a run is mostly about; chance alone would seldom bring it together."""
+
+    ANYTHING = "anything"
+    LATE_READS = "late reads"
+    """Reads reach their owner when its pages have gone to somebody else."""
+    POOL = "pool"
+    """Prefill workers that are too small to keep a prompt which all requests share."""
+
+
+_THEMES: Final = (Theme.ANYTHING,) * 3 + (Theme.LATE_READS, Theme.POOL)
 
 
 def draw(seed: int) -> Case:
     """Equal for equal seeds. The first fault goes round all kinds, so that any run of as many
     seeds as there are kinds tries each of them."""
     chance = random.Random(f"case {seed}")
-    shape = _shape(chance)
+    shape, theme = _shape(chance), chance.choice(_THEMES)
     kinds = [PLANNED[seed % len(PLANNED)]]
     kinds += [chance.choice(PLANNED) for _ in range(chance.choice(_MORE_FAULTS))]
     if not shape.kvpools and {"crash_kvpool", "bit_flip_rest"} & set(kinds):
         shape = replace(shape, kvpools=1)
-    leavers, themed = "client_gone" in kinds, chance.random() < _THEMED
-    if themed:
-        shape = replace(shape, prefills=1, prefill_pages=10, lease_s=0.8)
-    orders = _orders(seed, chance, shape, leavers=leavers or themed)
+    match theme:
+        case Theme.LATE_READS:
+            shape = replace(shape, prefills=1, prefill_pages=10, lease_s=0.8)
+        case Theme.POOL:
+            shape = replace(shape, prefills=2, prefill_pages=10, kvpools=1, kvpool_pages=30)
+        case Theme.ANYTHING:
+            pass
+    leavers = "client_gone" in kinds or theme is Theme.LATE_READS
+    orders = _orders(seed, chance, shape, theme, leavers=leavers)
     faults = [fault for kind in kinds for fault in _fault(kind, chance, shape)]
-    if themed:
+    if theme is Theme.LATE_READS:
         faults += _late_reads(chance)
+    if theme is Theme.POOL and chance.random() < 0.5:
+        faults += _unsettled(chance, _BUSY_S + chance.uniform(0.0, 1.0))
     if chance.random() < 0.4:
         faults.append(_drizzle(chance))
     return Case(seed=seed, shape=shape, orders=tuple(orders), faults=tuple(faults))
@@ -59,14 +79,29 @@ def _shape(chance: random.Random) -> Shape:
     )
 
 
-def _orders(seed: int, chance: random.Random, shape: Shape, *, leavers: bool) -> list[Order]:
-    stems = [tuple(chance.randrange(_VOCAB) for _ in range(24)) for _ in range(2)]
+def _orders(
+    seed: int, chance: random.Random, shape: Shape, theme: Theme, *, leavers: bool
+) -> list[Order]:
+    stems = [tuple(chance.randrange(_VOCAB) for _ in range(24)) for _ in range(3)]
     count = chance.randint(3, 10)
     burst = chance.random() < 0.3
-    return [
+    orders = [
         _order(f"{seed}-{number}", chance, shape, stems, burst=burst, leaver=leavers)
         for number in range(count)
     ]
+    if theme is Theme.POOL:
+        rounds = [_pooled(order, stems, chance) for order in orders[:6]]
+        again = [replace(order, request=f"{order.request}b") for order in rounds]
+        return [*rounds, *(_pooled(order, stems, chance) for order in again)]
+    return orders
+
+
+def _pooled(order: Order, stems: list[tuple[int, ...]], chance: random.Random) -> Order:
+    """Long shared beginnings, one after the other, through prefill."""
+    stem = chance.choice(stems)[: chance.choice((16, 24, 24))]
+    at_s = _BUSY_S + chance.uniform(0.0, 3.0)
+    tail = order.prompt[-3:]
+    return replace(order, prompt=stem + tail, at_s=at_s, leaves_at_s=None, route="disaggregated")
 
 
 def _order(
@@ -93,7 +128,7 @@ def _order(
         seed=chance.randrange(1 << 30),
         stop=tuple(sorted(chance.sample(range(32, 127), pick((0, 0, 6))))),
         route=pick(("auto", "auto", "disaggregated", "disaggregated", "colocated")),
-        deadline_s=pick((3.0, 8.0, 8.0)),
+        deadline_s=pick((3.0, 8.0, 20.0)),
         no_queue=chance.random() < 0.1,
         leaves_after=pick((1, 3)) if leaves and chance.random() < 0.4 else None,
         leaves_at_s=at_s + chance.expovariate(4.0) if leaves else None,
@@ -175,8 +210,7 @@ def _window(kind: str, chance: random.Random, shape: Shape) -> list[Fault]:
 
 
 def _late_reads(chance: random.Random) -> list[Fault]:
-    """Reads reach their owner when its pages have gone to somebody else: slow links, a reader
-    that stands still, clients that leave, and few pages."""
+    """Slow links, and a reader that stands still."""
     at_s = _BUSY_S + chance.uniform(0.0, 0.6)
     late = Fault(kind="page_late", at_s=_BUSY_S, for_s=3.0, rate=0.6, amount=1.5)
     pause = Fault(kind="pause", host="decode-0", at_s=at_s, for_s=chance.uniform(0.9, 1.6))

@@ -36,6 +36,8 @@ class Judge:
 
     def __init__(self) -> None:
         self._commits: dict[tuple[str, int], Committed] = {}
+        self.declared: set[tuple[str, int]] = set()
+        """Workers that a scheduler declared lost, or that died."""
         self.landings = 0
         self.commits = 0
         self.endings: Counter[str] = Counter()
@@ -73,12 +75,17 @@ class Judge:
         if before != after:
             raise Violation("I3", f"a page changed under an open read: {story}")
 
+    def kept(self, sealed: int | None, found: int, where: str) -> None:
+        """A sealed page is looked at again."""
+        if sealed != found:
+            raise Violation("I13", f"a sealed page at {where} does not have its checksum")
+
     # -- I5: one commit --------------------------------------------------------------------
 
     def committed(self, key: tuple[str, int], by: Committed, story: Callable[[], str]) -> None:
         """A decode incarnation took over an attempt."""
         self.commits += 1
-        first = self._commits.setdefault(key, by)
-        if first != by:
-            text = f"{key} committed by {first} and by {by}\n{story()}"
+        if key in self._commits:
+            text = f"{key} committed by {self._commits[key]} and by {by}\n{story()}"
             raise Violation("I5", text, key[0])
+        self._commits[key] = by

@@ -153,9 +153,10 @@ class SchedulerHost(Process):
         bucket = self.scene.bucket
         known = self.machine.cluster.epoch_of(message.worker)
 
-        def taken(epoch: Epoch | Silence) -> None:
-            if isinstance(epoch, Silence):
-                respond(Refused(Code.CONTROL_PLANE_DOWN.value, "the store does not answer"))
+        def taken(epoch: Epoch | Silence | None) -> None:
+            if epoch is None or isinstance(epoch, Silence):
+                code = Code.STALE if epoch is None else Code.CONTROL_PLANE_DOWN
+                respond(Refused(code.value, "no epoch for this process"))
                 return
             self._hear(ev.EpochTaken(message.worker, message.role, epoch))
             leader = Epoch(self.machine.roster.leader_epoch)

@@ -17,6 +17,8 @@ class EpochBucket:
 
     claims: dict[str, tuple[Claim, int]] = field(default_factory=dict)
     revision: int = 0
+    past: set[str] = field(default_factory=set)
+    """Incarnations that were replaced."""
 
     def read(self, key: str) -> tuple[Claim | None, int]:
         return self.claims.get(key, (None, 0))
@@ -29,12 +31,17 @@ class EpochBucket:
         self.claims[key] = (claim, self.revision)
         return self.revision
 
-    def take(self, worker: WorkerId, incarnation: str, above: Epoch) -> Epoch:
-        """The epoch of this incarnation: a new one, or the same when it asks again."""
+    def take(self, worker: WorkerId, incarnation: str, above: Epoch) -> Epoch | None:
+        """The epoch of this incarnation: a new one, or the same when it asks again; None for one
+        that was replaced."""
         key = f"worker.{worker}"
         held, revision = self.read(key)
         if held is not None and held.incarnation == incarnation:
             return held.epoch
+        if incarnation in self.past:
+            return None
+        if held is not None:
+            self.past.add(held.incarnation)
         last = 0 if held is None else held.epoch
         claim = Claim(Epoch(max(last, above) + 1), incarnation, worker)
         self.write(key, claim, revision)

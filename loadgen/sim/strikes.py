@@ -9,7 +9,6 @@ from loadgen.sim.case import Fault
 from loadgen.sim.kvpool_host import KvPoolHost
 from loadgen.sim.process import Process
 from loadgen.sim.scene import Scene
-from shared.ids import PageId
 from shared.kv.blocks import State
 
 
@@ -83,16 +82,13 @@ class Strikes:
         for process in self._scene.processes.values():
             if not isinstance(process, KvPoolHost) or not process.alive or self._over:
                 continue
-            granted = process.cache.counts().total - process.cache.counts().free
-            cached = [
-                PageId(page)
-                for page in range(granted)
-                if process.cache.look(PageId(page)).state is State.CACHED
-            ]
+            cache = process.cache
+            cached = [page for page in cache.granted() if cache.look(page).state is State.CACHED]
             if cached:
                 page = self._scene.chance.choice(cached)
                 content = memoryview(process.memory.run(page, 1)).cast("B")
                 at = self._scene.chance.randrange(len(content))
                 content[at] ^= 1 << self._scene.chance.randrange(8)
+                process.rotten.add(page)
                 self._scene.note(f"{process.address} page {page} rots")
                 self._scene.fired["bit_flip_rest"] += 1

@@ -19,6 +19,7 @@ from shared.engine.batch import StepItem
 from shared.engine.hashchain import HashchainEngine
 from shared.errors import EngineError
 from shared.ids import BlockHash, Epoch, Generation, PageId, WorkerId
+from shared.kv.blocks import State
 from shared.kv.cache import PageCache, Removed, Stored
 from shared.wire.codec import Message
 from shared.wire.requests import WorkerRef
@@ -42,6 +43,8 @@ class Worker(Process):
         traits = Traits(self.address, self.tier, self.cost)
         self.membership = Membership(self, traits, self, self._begin)
         self.evicted = 0
+        self.rotten: set[PageId] = set()
+        """Pages in which a fault has turned a bit."""
         self._engine_free_s = 0.0
         self._calls: dict[int, Respond] = {}
         self._last_call = 0
@@ -60,6 +63,14 @@ class Worker(Process):
     @property
     def ref(self) -> WorkerRef:
         return WorkerRef(WorkerId(self.name), self.membership.epoch, self.address)
+
+    def check_bytes(self) -> None:
+        """Every page that can be found holds what it held when it was sealed (I4, I13)."""
+        for page in self.cache.granted():
+            seen = self.cache.look(page)
+            kept = seen.sealed and seen.state in (State.CACHED, State.REFERENCED, State.LEASED)
+            if kept and page not in self.rotten:
+                self.scene.judge.kept(seen.checksum, self.engine.checksums([page])[0], self.address)
 
     # -- the plane's view ------------------------------------------------------------------
 

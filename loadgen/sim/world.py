@@ -13,7 +13,7 @@ from typing import Final
 
 from loadgen.sim.bus import Bus
 from loadgen.sim.case import Case, Order
-from loadgen.sim.clients import ALLOWED, FINISHED, POISON, Client
+from loadgen.sim.clients import ALLOWED, FINISHED, POISON, RESET, Client
 from loadgen.sim.clock import EventHeap, HostClock
 from loadgen.sim.cuts import Cuts
 from loadgen.sim.gateway_host import GatewayHost
@@ -28,8 +28,10 @@ from loadgen.sim.strikes import Strikes
 from loadgen.sim.weather import Weather
 from loadgen.sim.worker import Worker
 
-_BOUND_S: Final = 45.0
-"""Of virtual time between the end of the faults and rest: deadlines, leases, repeated cancels."""
+_REST_S: Final = 9.0
+"""And a lease: from the last ending, or the end of the faults, to rest on every host."""
+_ENDINGS_S: Final = 30.0
+"""From the end of the faults to the last ending: every deadline is shorter."""
 _WATCH_S: Final = 0.25
 _CALLS: Final = 400_000
 _PROBE_S: Final = 10.0
@@ -77,8 +79,7 @@ class World:
         self.clients = [Client(order, _ORACLE.expected(order)) for order in case.orders]
         self._incarnations: Counter[str] = Counter()
         self._words = words
-        self._deaths = 0
-        self._calm_s: float | None = None
+        self._calm_s = case.fault_time_s
         self._probing = False
         self._over = False
         for name in hosts:
@@ -124,10 +125,10 @@ class World:
             return
         self.scene.note(f"{process.address} dies")
         self.scene.fired[f"crash_{process.role}"] += process.missed
-        self._deaths += isinstance(process, Worker)
         self.scene.fired.update(process.tally())
         process.alive = process.connected = False
         if isinstance(process, Worker):
+            self.scene.judge.declared.add((name, process.membership.epoch))
             self.scene.plane.died(process)
         if isinstance(process, GatewayHost):
             self._reset(process)
@@ -138,7 +139,7 @@ class World:
     def _reset(self, gateway: GatewayHost) -> None:
         for client in gateway.clients.values():
             if client.ending is None:
-                client.end("reset", self.scene.heap.now_s)
+                client.end(RESET, self.scene.heap.now_s)
 
     def _opener(self, client: Client) -> _Opener:
         return _Opener(self, client)
@@ -183,19 +184,29 @@ class World:
             if (found := process.leftovers()) or not process.connected
         }
         if not open_clients and not left:
+            for process in scene.processes.values():
+                if isinstance(process, Worker):
+                    process.check_bytes()
             if self._probing:
                 self._over = True
                 return
             self._probe()
-        elif self._calm_s is not None and scene.heap.now_s > self._calm_s + _BOUND_S:
-            raise self._stuck(open_clients, left)
+        else:
+            self._bound(open_clients, left)
         scene.heap.after(_WATCH_S, self._watch)
 
-    def _stuck(self, clients: list[Client], left: dict[str, list[str]]) -> Violation:
-        if clients:
-            request = clients[0].order.request
-            return Violation("I7", f"{request} never ended; {left}", request)
-        return Violation("I8", f"left over {_BOUND_S:.0f} s after the faults: {left}")
+    def _bound(self, open_clients: list[Client], left: dict[str, list[str]]) -> None:
+        """Rest has to come in time."""
+        now_s = self.scene.heap.now_s
+        if open_clients:
+            if now_s > self._calm_s + _ENDINGS_S:
+                request = open_clients[0].order.request
+                raise Violation("I7", f"{request} never ended; {left}", request)
+            return
+        since_s = max(self._calm_s, *(client.over_s for client in self.clients))
+        late_s = now_s - since_s - self.scene.case.shape.lease_s - _REST_S
+        if late_s > 0:
+            raise Violation("I8", f"left over {now_s - since_s:.0f} s after everything: {left}")
 
     def _probe(self) -> None:
         """Served as if nothing had been. Pages that were given up for good may be missing."""
@@ -244,7 +255,7 @@ class World:
 
     def _allowed(self, order: Order, ending: str) -> bool:
         if not order.request.startswith("probe"):
-            return ending in ALLOWED or (ending == POISON and self._deaths > 1)
+            return ending in ALLOWED or (ending == POISON and len(self.scene.judge.declared) > 1)
         return ending == FINISHED or (ending == _FULL and self.scene.fired["page_unsettled"] > 0)
 
     def _story(self, violation: Violation) -> str:

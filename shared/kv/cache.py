@@ -53,6 +53,7 @@ class PageLook:
     generation: Generation
     state: State
     sealed: bool
+    checksum: int | None
 
 
 class PageCache:
@@ -224,10 +225,14 @@ class PageCache:
             total=len(self._table),
         )
 
+    def granted(self) -> tuple[PageId, ...]:
+        """All pages that were granted at least once."""
+        return tuple(page.page for page in self._table)
+
     def look(self, page: PageId) -> PageLook:
-        """One page that was granted at least once."""
+        """A page that was granted at least once."""
         found = self._table[page]
-        return PageLook(found.generation, found.state, found.sealed)
+        return PageLook(found.generation, found.state, found.sealed, found.checksum)
 
     def references(self) -> dict[PageId, int]:
         """References by page, from scratch: a core's `check` compares them with its sequences."""
