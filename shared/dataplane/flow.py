@@ -30,6 +30,9 @@ def portions(
 ) -> tuple[Portion, ...]:
     """Cut a read into portions of at most so many bytes (but always a page) and pages."""
     room = max(1, min(most_pages, most_bytes // page_bytes))
+    total = sum(run.pages for run in runs)
+    if 0 < total <= room:
+        return (Portion(tuple(runs), total * page_bytes),)
     cut: list[Portion] = []
     taken: list[Run] = []
     pages = 0

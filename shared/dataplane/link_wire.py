@@ -40,6 +40,7 @@ _WELCOME: Final = struct.Struct(">B16s")
 _ASK: Final = struct.Struct(">IQQIHI")
 _RUN: Final = struct.Struct(">II")
 _VERDICT: Final = struct.Struct(">IB")
+_ACCEPTED: Final = struct.Struct(">BIIB")
 
 HEADER_BYTES: Final = _HEADER.size
 VERDICT_BYTES: Final = _HEADER.size + _VERDICT.size
@@ -175,6 +176,11 @@ def compatible(ours: bytes, theirs: bytes) -> bool:
 def _prove(key: str, role: bytes, number: int, address: bytes) -> bytes:
     content = role + bytes((number,)) + address
     return hashlib.blake2b(content, key=key.encode()[:64], digest_size=16).digest()
+
+
+def accepted(number: int) -> bytes:
+    """The frame of a Verdict that accepts."""
+    return _ACCEPTED.pack(Kind.VERDICT, _VERDICT.size, number, Answer.ACCEPTED)
 
 
 def frame(kind: Kind, body: bytes = b"") -> bytes:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
 from shared.dataplane.plane import PageMemory, PageRead
 from shared.errors import Code, TransferError
 from shared.ids import Generation, PageId
+
+_PLACE: Final = attrgetter("source", "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +41,25 @@ class Run:
 def coalesce(pages: Sequence[PageRead]) -> tuple[Run, ...]:
     """The fewest runs that are contiguous on both sides, in the order of their source."""
     runs: list[Run] = []
-    started: PageRead | None = None
     generations: list[Generation] = []
-    for page in sorted(pages, key=lambda page: (page.source, page.target)):
-        if started is not None and _continues(started, len(generations), page):
-            generations.append(page.generation)
-            continue
-        if started is not None:
-            runs.append(Run(started.source, started.target, tuple(generations)))
-        started, generations = page, [page.generation]
-    if started is not None:
-        runs.append(Run(started.source, started.target, tuple(generations)))
+    source = target = -1  # where the run under way would go on
+    for page in sorted(pages, key=_PLACE):
+        if page.source != source or page.target != target:
+            if generations:
+                runs.append(_ending(source, target, generations))
+            generations = []
+            source, target = page.source, page.target
+        generations.append(page.generation)
+        source += 1
+        target += 1
+    if generations:
+        runs.append(_ending(source, target, generations))
     return tuple(runs)
 
 
-def _continues(started: PageRead, count: int, page: PageRead) -> bool:
-    return page.source == started.source + count and page.target == started.target + count
+def _ending(source: int, target: int, generations: Sequence[Generation]) -> Run:
+    count = len(generations)
+    return Run(PageId(source - count), PageId(target - count), tuple(generations))
 
 
 def check_targets(memory: PageMemory, pages: Sequence[PageRead]) -> None:

@@ -17,7 +17,7 @@ from shared.dataplane.ucx_library import UcxLibrary, label, lanes
 from shared.dataplane.ucx_pump import Pump
 from shared.errors import Code, TransferError
 
-_BURST: Final = 8
+_BURST: Final = 32
 """Progress calls at one go."""
 _SWEEP: Final = 64
 """Unfinished operations looked at per turn: completions come nearly in order."""
@@ -74,6 +74,7 @@ class Channel:
             self._worker = library.worker(lane)
         except library.error as error:
             raise TransferError("UCX cannot make a worker") from error
+        self._advance: Callable[[int], int] = library.advance
         self._handle: int = self._worker.handle
         self._endpoint: Any = None
         self._operations: deque[_Operation] = deque()
@@ -155,10 +156,11 @@ class Channel:
     # -- the pump's side ---------------------------------------------------------------------
 
     def advance(self) -> bool:
+        if self.fenced:
+            return False
+        advance, handle = self._advance, self._handle
         moved = 0
-        for _ in range(_BURST):
-            if self.fenced or not self._library.advance(self._handle):
-                break
+        while moved < _BURST and advance(handle):
             moved += 1
         self._news = self._news or moved > 0
         return moved > 0
@@ -177,6 +179,10 @@ class Channel:
         for operation in ended:
             operation.batch.left(self._succeeded(operation.request))
         return bool(ended)
+
+    @property
+    def expects(self) -> bool:
+        return bool(self._operations)
 
     def sleep(self) -> bool:
         return self.fenced or bool(self._worker.arm())

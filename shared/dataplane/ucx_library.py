@@ -104,6 +104,10 @@ class UcxLibrary:
         }
         if lane is Lane.TCP:
             options["TLS"] = "self,tcp" + self._cuda
+        if not self._cuda:
+            # Receives are posted before they are asked for: below this size the bytes come at
+            # once, without one more question and answer between two processes.
+            options["RNDV_THRESH"] = "512k" if lane is Lane.TCP else "128k"
         if self._devices:
             options["NET_DEVICES"] = self._devices
         return options

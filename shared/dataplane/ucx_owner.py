@@ -194,7 +194,9 @@ class OwnerLink:
         channel = self._channel
         if channel is None:
             raise TransferError("the link was never opened")
-        verdict = wire.frame(wire.Kind.VERDICT, wire.Verdict(ask.number, answer).encode())
+        verdict = wire.accepted(ask.number)
+        if answer is not wire.Answer.ACCEPTED:
+            verdict = wire.frame(wire.Kind.VERDICT, wire.Verdict(ask.number, answer).encode())
         channel.send(verdict, ask.tag, batch)
         for index, content in enumerate(contents, start=1):
             channel.send(content, ask.tag + index, batch)

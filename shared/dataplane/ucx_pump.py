@@ -27,6 +27,11 @@ class Movable(Protocol):
         """Report what has ended. True: something had."""
         ...
 
+    @property
+    def expects(self) -> bool:
+        """Whether the peer has something to say next. Otherwise we do, and it is no use to wait."""
+        ...
+
     def sleep(self) -> bool:
         """Ask to be woken. False: there is something to do first."""
         ...
@@ -71,8 +76,12 @@ class Pump:
                 self._moved_s = now
             elif now - max(self._moved_s, started_s) > _PEEK_S:
                 break
-        if now - self._moved_s > _LINGER_S:
-            for channel in tuple(self._awake):
-                if channel.sleep():
-                    self.drop(channel)
+        self._rest(quiet_s=now - self._moved_s)
         self._schedule()
+
+    def _rest(self, quiet_s: float) -> None:
+        """Let channels sleep that have waited long enough, or that wait for nothing."""
+        for channel in tuple(self._awake):
+            over = quiet_s > _LINGER_S or (quiet_s > 0 and not channel.expects)
+            if over and channel.sleep():
+                self.drop(channel)

@@ -186,11 +186,13 @@ class ReaderLink:
         """Every operation of this ask has ended; no `verdict` where one of them failed."""
         if self.closed:
             return
-        try:
-            answer = _answer(verdict, number)
-        except wire.FrameError:
-            self.fence()
-            return
+        answer = wire.Answer.ACCEPTED
+        if verdict != wire.accepted(number):
+            try:
+                answer = _answer(verdict, number)
+            except wire.FrameError:
+                self.fence()
+                return
         transfer.answered = True
         self._turns.ended(portion)
         if answer is not wire.Answer.ACCEPTED:

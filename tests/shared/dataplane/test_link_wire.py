@@ -32,6 +32,8 @@ def test_round_trips() -> None:
     assert (welcome.slots, welcome.address) == (16, b"a worker address")
     verdict = wire.Verdict(2**32 - 1, wire.Answer.PAGE_SIZE)
     assert wire.parse_verdict(verdict.encode()) == verdict
+    yes = wire.frame(wire.Kind.VERDICT, wire.Verdict(2**32 - 1, wire.Answer.ACCEPTED).encode())
+    assert wire.accepted(2**32 - 1) == yes
     framed = wire.frame(wire.Kind.ASK, b"12345")
     assert wire.parse_header(framed[: wire.HEADER_BYTES]) == (wire.Kind.ASK, 5)
     assert wire.parse_frame(framed + bytes(9)) == (wire.Kind.ASK, b"12345")
