@@ -68,10 +68,13 @@ def test_no_tracked_file_names_a_machine_or_a_package_index() -> None:
     assert wrong == []
 
 
+KINDS = ("cpu", "gpu", "dev", "nixl")
+
+
 def test_the_root_holds_only_what_the_design_lists() -> None:
     if not tracked():
         pytest.skip("not a git checkout")
     allowed = {".ci", ".gitignore", "LICENSE", "Makefile", "README.md", "docker-compose.yml"}
     allowed |= {"pyproject.toml", ".dockerignore", "services", "shared", "kernels", "loadgen"}
-    allowed |= {"tests", "ops"} | {f"requirements-{kind}.lock" for kind in ("cpu", "gpu", "dev")}
+    allowed |= {"tests", "ops"} | {f"requirements-{kind}.lock" for kind in KINDS}
     assert {name.split("/")[0] for name in tracked()} - allowed == set()
