@@ -240,6 +240,8 @@ class GatewayMachine:
         if request is None or holder is None:
             return []
         answer = event.answer
+        if isinstance(answer, Refused) and answer.code == Code.STALE:
+            return watching.knows_nothing(request, holder, self._policy, now)
         if isinstance(answer, Refused):
             holders = request.holders
             request.holders = {role: held for role, held in holders.items() if held is not holder}

@@ -74,11 +74,14 @@ def heard(request: Request, holder: Holder, policy: Policy, now: float) -> None:
 
 
 def knows_nothing(request: Request, holder: Holder, policy: Policy, now: float) -> list[Action]:
-    """The holder has lost the attempt. Decode may still own prefill's first token."""
+    """The holder has lost the attempt, or it is over there: prefill says so of a job that was
+    repeated because its answer was lost. Decode may still own prefill's first token."""
     holder.asked_s = None
     request.note(now, f"{holder.role} {holder.ref.worker} knows nothing of it")
     if holder.role is Role.DECODE:
         return fail_attempt(request, Code.WORKER_LOST, (), policy, now)
+    if request.decoding:
+        return []
     holder.unknown = True
     _wait_for_decode(request, policy, now)
     return []

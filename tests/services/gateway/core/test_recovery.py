@@ -234,6 +234,25 @@ def test_a_prefill_that_knows_nothing_leaves_decode_a_while() -> None:
     assert core.all(act.EndAttempt) == []
 
 
+def test_a_repeated_job_that_is_over_at_prefill_does_not_stop_decode() -> None:
+    """The answer to the first one was lost; meanwhile the pages were handed over."""
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(1, 6)
+    stale = Refused("stale", "this attempt has ended", None)
+    core.feed(ev.JobAnswered(R, Attempt(1), Role.PREFILL, stale))
+    core.wait(10.0)
+    assert core.all(act.EndAttempt) == core.all(act.Fail) == []
+
+
+def test_a_job_that_is_over_at_decode_is_another_attempt_and_no_error() -> None:
+    core = started()
+    stale = Refused("stale", "this attempt is over", None)
+    core.feed(ev.JobAnswered(R, Attempt(1), Role.DECODE, stale))
+    assert core.all(act.StartAttempt)[-1].attempt == 2
+    assert core.all(act.Fail) == []
+
+
 def test_two_timeouts_in_a_row_prove_a_death_and_an_answer_resets_them() -> None:
     core = started()
     core.chunk(0, 5, ref=PREFILL)
