@@ -34,9 +34,11 @@ ALLOWED: Final = frozenset(
         *(f"error: {code.value}" for code in _ERRORS),
     )
 )
-"""How a request may end under faults. Never 'internal', 'stale', 'integrity_failed' and the like:
-those would blame the client or us for the weather."""
+"""How a request may end under any faults. Never 'stale', 'integrity_failed' and the like: those
+would blame the client or us for the weather."""
 
+BROKEN: Final = f"error: {Code.INTERNAL.value}"
+"""Of a request whose engine steps failed."""
 POISON: Final = f"error: {Code.POISON_REQUEST.value}"
 """Of a request that two workers died with, whatever killed them."""
 

@@ -11,7 +11,7 @@ from typing import Final
 from loadgen.sim.case import PLANNED, Case, Fault, Order, Shape
 
 _VOCAB: Final = 256
-_MORE_FAULTS: Final = (0, 0, 1, 1, 2, 3, 5)
+_MORE_FAULTS: Final = (0, 0, 1, 1, 2, 3, 5, 9)
 _BUSY_S: Final = 1.2
 """When the cluster has formed and the requests begin to come."""
 _BUSY_FOR_S: Final = 1.2

@@ -13,7 +13,7 @@ from typing import Final
 
 from loadgen.sim.bus import Bus
 from loadgen.sim.case import Case, Order
-from loadgen.sim.clients import ALLOWED, FINISHED, POISON, RESET, Client
+from loadgen.sim.clients import ALLOWED, BROKEN, FINISHED, POISON, RESET, Client
 from loadgen.sim.clock import EventHeap, HostClock
 from loadgen.sim.cuts import Cuts
 from loadgen.sim.gateway_host import GatewayHost
@@ -30,6 +30,8 @@ from loadgen.sim.worker import Worker
 
 _REST_S: Final = 9.0
 """And a lease: from the last ending, or the end of the faults, to rest on every host."""
+_HEARD_S: Final = 0.7
+"""Until everybody's heartbeat came through again."""
 _ENDINGS_S: Final = 30.0
 """From the end of the faults to the last ending: every deadline is shorter."""
 _WATCH_S: Final = 0.25
@@ -183,7 +185,8 @@ class World:
             for process in scene.processes.values()
             if (found := process.leftovers()) or not process.connected
         }
-        if not open_clients and not left:
+        settled = scene.heap.now_s > self._calm_s + _HEARD_S
+        if not open_clients and not left and settled:
             for process in scene.processes.values():
                 if isinstance(process, Worker):
                     process.check_bytes()
@@ -255,7 +258,9 @@ class World:
 
     def _allowed(self, order: Order, ending: str) -> bool:
         if not order.request.startswith("probe"):
-            return ending in ALLOWED or (ending == POISON and len(self.scene.judge.declared) > 1)
+            poisoned = ending == POISON and len(self.scene.judge.declared) > 1
+            broken = ending == BROKEN and self.scene.fired["engine_error"] > 0
+            return ending in ALLOWED or poisoned or broken
         return ending == FINISHED or (ending == _FULL and self.scene.fired["page_unsettled"] > 0)
 
     def _story(self, violation: Violation) -> str:
