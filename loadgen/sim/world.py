@@ -206,7 +206,7 @@ class World:
                 request = open_clients[0].order.request
                 raise Violation("I7", f"{request} never ended; {left}", request)
             return
-        since_s = max(self._calm_s, *(client.over_s for client in self.clients))
+        since_s = max([self._calm_s, *(client.over_s for client in self.clients)])
         late_s = now_s - since_s - self.scene.case.shape.lease_s - _REST_S
         if late_s > 0:
             raise Violation("I8", f"left over {now_s - since_s:.0f} s after everything: {left}")
