@@ -36,22 +36,23 @@ async def streams(cluster: TestCluster) -> list[Answer]:
     )
 
 
-async def serving(cluster: TestCluster, name: str) -> None:
-    """Until the worker holds requests."""
-    async with asyncio.timeout(10):
-        while not (await cluster.accounting())[name]["requests"]:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.01)
+async def serving(cluster: TestCluster, role: str) -> str:
+    """The first worker of the role that is seen with a request."""
+    async with asyncio.timeout(20):
+        while True:
+            for member in cluster.local.of(role):
+                if (await member.accounting(cluster.http))["requests"]:
+                    return member.name
 
 
 async def kill_prefill(cluster: TestCluster) -> None:
-    await serving(cluster, "prefill-0")
-    await cluster.kill("prefill-0")
+    await cluster.kill(await serving(cluster, "prefill"))
 
 
 async def kill_decode(cluster: TestCluster) -> None:
-    await serving(cluster, "decode-0")
+    victim = await serving(cluster, "decode")
     await asyncio.sleep(1.5)
-    await cluster.kill("decode-0")
+    await cluster.kill(victim)
 
 
 async def kill_scheduler(cluster: TestCluster) -> None:
