@@ -96,8 +96,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--rounds", type=int, default=3, help="per length; the longest has one less"
     )
     parser.add_argument("--transfer-rounds", type=int, default=7)
-    parser.add_argument("--pace-tokens", type=int, default=1024, help="prompts of the pace part")
-    parser.add_argument("--pairs", type=int, default=3, help="windows with and without handoffs")
+    parser.add_argument("--pace-tokens", type=int, default=512, help="prompts of the pace part")
+    parser.add_argument("--pairs", type=int, default=6, help="windows with and without handoffs")
     parser.add_argument("--quick", action="store_true", help="see that it runs; figures say little")
     options = parser.parse_args(argv)
     if options.quick:
