@@ -147,6 +147,8 @@ class DecodeJob:
     """First link of the block hash chain: the tenant's space."""
     prefill: WorkerRef | None
     deadline_s: float
+    epoch: Epoch = Epoch(0)  # noqa: RUF009 - an int
+    """The incarnation that was placed: another one under its name refuses. 0: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,8 @@ class PrefillJob:
     decode: WorkerRef
     kvpool: WorkerRef | None
     deadline_s: float
+    epoch: Epoch = Epoch(0)  # noqa: RUF009 - an int
+    """As in `DecodeJob`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,11 @@ class DecodeMachine:
         job = event.job
         known = self.desk.find(job.request, job.attempt)
         rules = self.desk.rules
+        if job.epoch not in (0, rules.epoch):
+            self.counts["fenced_epoch"] += 1
+            gone = Refused(Code.WORKER_LOST.value, "the incarnation that this is for is gone")
+            self.desk.out.append(Reply(event.reply, gone))
+            return
         if known is not None or self.ledger.has_finished(LeaseKey(job.request, job.attempt)):
             self.counts["jobs_repeated"] += 1
             self.desk.out.append(Reply(event.reply, Accepted(rules.worker, rules.epoch)))

@@ -109,6 +109,7 @@ def send_job(
             namespace=policy.identity.namespace,
             prefill=placement.prefill,
             deadline_s=left_s,
+            epoch=holder.ref.epoch,
         )
     else:
         message = PrefillJob(
@@ -123,6 +124,7 @@ def send_job(
             decode=placement.decode,
             kvpool=placement.kvpool,
             deadline_s=left_s,
+            epoch=holder.ref.epoch,
         )
     return SendJob(holder.role, holder.ref.worker, message)
 

@@ -26,6 +26,9 @@ _RUNWAY_STEPS = 2
 def arrive(state: State, event: JobArrived, now: float) -> Answer:
     """Take a job in, or say why not. The same job again gets the same answer."""
     order = event.job
+    if order.epoch not in (0, state.me.epoch):
+        state.counts["fenced_epoch"] += 1
+        return Refused(Code.WORKER_LOST, "the incarnation that this is for is gone")
     state.placement_sequence = max(state.placement_sequence, order.placement_sequence)
     live = state.jobs.live.get(order.request)
     if live is not None and live.order.attempt == order.attempt:

@@ -144,3 +144,11 @@ def test_preemption_is_bounded_and_changes_no_token() -> None:
         rig.finished(one)
     assert sum(seen.values()) >= 1 and max(seen.values()) <= 2
     rig.at_rest()
+
+
+def test_a_late_copy_of_a_job_is_not_taken_in_by_the_next_incarnation() -> None:
+    rig = Rig()
+    late = job(epoch=Epoch(6))
+    assert refused(rig.submit(late)) == "worker_lost"
+    assert (rig.machine.counts["fenced_epoch"], rig.machine.idle) == (1, True)
+    assert isinstance(rig.submit(job(epoch=rig.limits.epoch)), Accepted)

@@ -242,3 +242,16 @@ def test_a_cancel_in_mid_chunk_publishes_nothing_unsealed() -> None:
     rig.settle()
     assert not rig.seen(SendPages)
     assert not rig.seen(PublishBlocks)
+
+
+def test_a_job_for_another_incarnation_is_refused_and_ends_nothing() -> None:
+    rig = Rig()
+    rig.start(job("a", LONG))
+    newer = dataclasses.replace(job("a", LONG, attempt=2), epoch=Epoch(2))
+    assert code_of(rig.start(newer)) == "worker_lost"
+    assert rig.machine.counters["fenced_epoch"] == 1
+    rig.settle()
+    assert rig.first_tokens()[RequestId("a")].attempt == 1
+    assert rig.start(dataclasses.replace(job("b", LONG), epoch=Epoch(3))) == Accepted(
+        WorkerId("prefill-0"), Epoch(3)
+    )

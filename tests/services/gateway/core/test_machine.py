@@ -15,6 +15,7 @@ from shared.wire.requests import (
     DecodeJob,
     PlacementEnded,
     PrefillJob,
+    Refused,
     Sampling,
 )
 from tests.services.gateway.core.builders import (
@@ -239,3 +240,19 @@ def test_a_seed_and_place_of_a_token_do_not_depend_on_the_attempt() -> None:
     job = core.got(act.SendJob)[0].message
     assert isinstance(job, DecodeJob)
     assert (job.sampling.seed, job.first_index) == (123, 1)
+
+
+def test_jobs_name_the_incarnation_that_was_placed() -> None:
+    core = started()
+    jobs = {send.role: send.message.epoch for send in core.all(act.SendJob)}
+    assert jobs == {Role.DECODE: DECODE.epoch, Role.PREFILL: PREFILL.epoch}
+
+
+def test_a_job_that_met_another_incarnation_is_placed_again_at_once() -> None:
+    core = Core()
+    core.open()
+    core.placed()
+    gone = Refused("worker_lost", "the incarnation that this is for is gone", None)
+    core.feed(ev.JobAnswered(R, Attempt(1), Role.DECODE, gone))
+    again = core.all(act.Place)[-1].message
+    assert (again.attempt, again.excluded) == (2, (DECODE,))
