@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -45,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(options, Path):
         return _replay(options)
     began = time.monotonic()
-    with ProcessPoolExecutor(max_workers=options.jobs) as pool:
+    # A forked child would share the page memory of its parent's engines.
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=options.jobs, mp_context=fresh) as pool:
         drawn = _gather(_submit_seeds(pool, options), options.seeds, "seeds")
         cuts = Tally() if options.stride == 0 else _search_cuts(pool, options)
     wall_s = time.monotonic() - began
