@@ -5,12 +5,12 @@ Silence proves nothing while our own connection is, or just was, away. Pure.
 
 from __future__ import annotations
 
-from services.gateway.core.actions import Action, AskResend, Count, Deliver
+from services.gateway.core.actions import Action, AskResend, Cancel, Count, Deliver
 from services.gateway.core.events import Role, Silence
 from services.gateway.core.recovery import TOO_LARGE, code_of, fail_attempt, give_up
 from services.gateway.core.request import Holder, Policy, Request
 from shared.errors import Code
-from shared.wire.requests import JobFailed, ResendTokens, TokenEntry
+from shared.wire.requests import CancelRequest, JobFailed, ResendTokens, TokenEntry
 from shared.wire.workers import WorkerLost
 
 _RECONNECTING_PAUSE_S = 0.25
@@ -18,7 +18,7 @@ _RECONNECTING_PAUSE_S = 0.25
 
 def take_tokens(request: Request, holder: Holder, entry: TokenEntry, now: float) -> list[Action]:
     """Put an entry of the current attempt into the stream; deliver what became next."""
-    first = not request.started
+    first, began = not request.started, request.attempt_started
     if first and entry.cached_tokens is not None and request.cached_tokens is None:
         request.cached_tokens = min(max(0, entry.cached_tokens), len(request.prompt))
     taken = request.order.take(entry.attempt, entry.index, entry.token_ids, entry.finish)
@@ -31,7 +31,19 @@ def take_tokens(request: Request, holder: Holder, entry: TokenEntry, now: float)
     if not taken.token_ids and taken.finish is None:
         return []
     _progressed(request, holder, now)
-    return [Deliver(request.id, taken.token_ids, taken.finish, request.cached_tokens)]
+    deliver = Deliver(request.id, taken.token_ids, taken.finish, request.cached_tokens)
+    alone = holder.role is Role.DECODE and not began
+    return [*(_spare_prefill(request) if alone else ()), deliver]
+
+
+def _spare_prefill(request: Request) -> list[Action]:
+    """Decode began by itself: what prefill still has of the attempt would be in vain, and nobody
+    else tells it so."""
+    prefill = request.holders.get(Role.PREFILL)
+    if prefill is None:
+        return []
+    message = CancelRequest(request.id, request.attempt, "bypassed")
+    return [Cancel(Role.PREFILL, prefill.ref.worker, message)]
 
 
 def _progressed(request: Request, holder: Holder, now: float) -> None:

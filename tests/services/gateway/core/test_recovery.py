@@ -253,6 +253,24 @@ def test_a_job_that_is_over_at_decode_is_another_attempt_and_no_error() -> None:
     assert core.all(act.Fail) == []
 
 
+def test_prefill_is_spared_when_decode_began_without_it() -> None:
+    """Its job may still wait there for pages, with nobody to tell it."""
+    core = started()
+    core.chunk(0, 5)
+    (cancel,) = core.got(act.Cancel)
+    assert (cancel.role, cancel.message.attempt, cancel.message.cause) == (
+        Role.PREFILL,
+        1,
+        "bypassed",
+    )
+    core.chunk(1, 6)
+    assert len(core.all(act.Cancel)) == 1
+    core = started()
+    core.chunk(0, 5, ref=PREFILL)
+    core.chunk(1, 6)
+    assert core.all(act.Cancel) == []
+
+
 def test_two_timeouts_in_a_row_prove_a_death_and_an_answer_resets_them() -> None:
     core = started()
     core.chunk(0, 5, ref=PREFILL)
