@@ -158,7 +158,6 @@ class SchedulerHost(Process):
                 code = Code.STALE if epoch is None else Code.CONTROL_PLANE_DOWN
                 respond(Refused(code.value, "no epoch for this process"))
                 return
-            self._hear(ev.EpochTaken(message.worker, message.role, epoch))
             leader = Epoch(self.machine.roster.leader_epoch)
             respond(Registered(message.worker, epoch, leader))
 

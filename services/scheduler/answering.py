@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from services.scheduler.core.events import EpochTaken, Event, LeadLost, LeadTaken
+from services.scheduler.core.events import Event, LeadLost, LeadTaken
 from services.scheduler.core.leadership import StepBack, TakeLead
 from services.scheduler.core.machine import SchedulerMachine
 from services.scheduler.metrics import SchedulerMetrics
@@ -103,7 +103,6 @@ class Answering:
             raise RefusedError("this name belongs to somebody else", Code.INVALID_PARAMETER)
         known = self._core.cluster.epoch_of(ask.worker)
         epoch = await self._store.take(ask.worker, ask.incarnation, known)
-        self._apply(EpochTaken(ask.worker, ask.role, epoch))
         self._scope.log.event("worker.epoch_taken", peer=ask.worker, peer_epoch=epoch)
         return Registered(ask.worker, epoch, Epoch(self._core.roster.leader_epoch))
 

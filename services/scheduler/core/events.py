@@ -14,15 +14,6 @@ from shared.wire.workers import Heartbeat, WorkerLost
 
 
 @dataclass(frozen=True, slots=True)
-class EpochTaken:
-    """The store gave an incarnation its epoch (a registration was answered)."""
-
-    worker: WorkerId
-    role: str
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
 class LeadTaken:
     """We answer from now on. `deposed` and its epoch: the leader before us, if there was one."""
 
@@ -67,7 +58,6 @@ Event = (
     | BlocksRemoved
     | BlocksCleared
     | BlockSnapshot
-    | EpochTaken
     | LeadTaken
     | LeadLost
     | SnapshotFailed

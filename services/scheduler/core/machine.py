@@ -15,7 +15,6 @@ from services.scheduler.core.events import (
     Answer,
     BusLost,
     BusRestored,
-    EpochTaken,
     Event,
     LeadLost,
     LeadTaken,
@@ -97,8 +96,6 @@ class SchedulerMachine:
                 return self.roster.changed(event)
             case BlockSnapshot():
                 return self.roster.part_came(event)
-            case EpochTaken():
-                return self.roster.epoch_taken(event)
             case SnapshotFailed():
                 self.index.abandon_snapshot(event.worker, event.epoch)
                 return []

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Final
 
 from services.scheduler.core.cluster import Cluster, Worker
-from services.scheduler.core.events import Action, AskSnapshot, Declare, EpochTaken, LeadTaken
+from services.scheduler.core.events import Action, AskSnapshot, Declare, LeadTaken
 from services.scheduler.core.prefixes import PrefixIndex
 from shared.ids import Epoch, WorkerId
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
@@ -71,6 +71,8 @@ class Roster:
     # -- the others ------------------------------------------------------------------------
 
     def heard(self, beat: Heartbeat, now: float) -> list[Action]:
+        """An epoch counts from its first heartbeat. That it was given out proves nothing: the
+        question may have been a late copy, of a process that is dead by now."""
         replaced = self.cluster.learn_epoch(beat.worker, beat.epoch)
         actions = self._replaced(replaced)
         if not self.cluster.hear(beat, now):
@@ -92,9 +94,6 @@ class Roster:
     def part_came(self, part: BlockSnapshot) -> list[Action]:
         following = self.index.take_part(part)
         return [] if following is None else self._ask_snapshot(part.worker, *following)
-
-    def epoch_taken(self, event: EpochTaken) -> list[Action]:
-        return self._replaced(self.cluster.learn_epoch(event.worker, event.epoch))
 
     # -- inside ----------------------------------------------------------------------------
 

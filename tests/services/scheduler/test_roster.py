@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from services.scheduler.core.events import (
     Declare,
-    EpochTaken,
     LeadLost,
     LeadTaken,
     Tick,
@@ -62,7 +61,8 @@ def test_a_new_leader_names_the_old_one() -> None:
 def test_only_a_leader_declares_and_a_new_one_makes_up_for_it() -> None:
     """The leader and a worker died together: the standby noticed both."""
     core = follower("decode-0", "decode-1")
-    core.handle(EpochTaken(WorkerId("decode-1"), "decode", Epoch(2)), 0.1)
+    core.handle(beat("decode-1", epoch=2), 0.1)
+    core.handle(beat("decode-1", epoch=2, sequence=2), 5.9)
     assert ticks(core, 0.0, 6.0) == []
     core.handle(LeadTaken(Epoch(2)), 6.1)
     (lost,) = ticks(core, 6.25, 6.25)
@@ -98,9 +98,9 @@ def test_a_silent_gateway_is_lost_like_a_worker_and_gets_no_work() -> None:
 def test_a_gateway_that_was_started_again_replaces_itself() -> None:
     core = machine()
     core.handle(beat("gateway-0"), 0.0)
-    (declared,) = core.handle(EpochTaken(WorkerId("gateway-0"), "gateway", Epoch(2)), 0.5)
+    (declared,) = core.handle(beat("gateway-0", epoch=2), 0.5)
     assert isinstance(declared, Declare) and declared.lost.epoch == 1
-    assert core.handle(beat("gateway-0", epoch=2), 0.6) == []
+    assert core.handle(beat("gateway-0", epoch=2, sequence=2), 0.6) == []
 
 
 def test_a_decision_of_an_earlier_lead_is_made_again() -> None:
