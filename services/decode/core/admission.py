@@ -51,7 +51,8 @@ class Admission:
         return tuple(entry.sequence for entry in self._waiting)
 
     def arrived(self, event: JobArrived, now: float) -> None:
-        """Take a job in, or refuse it before anything ran. The answer may come later."""
+        """Take a job in, or refuse it before anything ran. The answer may come later. A refusal
+        ends the attempt: a late copy of the job must not be taken in for nobody."""
         job = event.job
         self.placement_sequence = max(self.placement_sequence, job.placement_sequence)
         for entry in self._waiting:
@@ -61,6 +62,7 @@ class Admission:
                 return
         refusal = self._refusal(job)
         if refusal is not None:
+            self._ledger.end(job.request, job.attempt, now)
             self._refuse((event.reply,), refusal)
             return
         self._order += 1
@@ -88,6 +90,8 @@ class Admission:
             self._waiting.remove(entry)
             full = len(self._desk.sequences) >= self._desk.rules.max_sequences
             code = Code.QUEUE_FULL if full else Code.KV_PAGES_EXHAUSTED
+            job = entry.sequence.job
+            self._ledger.end(job.request, job.attempt, now)
             self._turn_away(entry, Refused(code.value, "no room for this job now", _RETRY_S))
 
     def withdraw(self, request: RequestId, attempt: Attempt) -> None:

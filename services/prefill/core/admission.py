@@ -24,7 +24,8 @@ _RUNWAY_STEPS = 2
 
 
 def arrive(state: State, event: JobArrived, now: float) -> Answer:
-    """Take a job in, or say why not. The same job again gets the same answer."""
+    """Take a job in, or say why not. The same job again gets the same answer; after a refusal it
+    is stale, so that a late copy is not computed for nobody."""
     order = event.job
     if order.epoch not in (0, state.me.epoch):
         state.counts["fenced_epoch"] += 1
@@ -39,6 +40,7 @@ def arrive(state: State, event: JobArrived, now: float) -> Answer:
     refusal = _refusal(state, order)
     if refusal is not None:
         state.counts[f"refused_{refusal.code}"] += 1
+        state.jobs.remember(order.request, order.attempt, None)
         key = JobKey(order.request, order.attempt)
         state.diary.note(key, now, f"refused at the door: {refusal.code}")
         return refusal

@@ -98,12 +98,12 @@ def test_the_first_token_of_prefill_is_in_the_log_too() -> None:
 
 def test_what_can_never_run_is_refused_before_anything_is_held() -> None:
     rig = Rig(pages=8)
-    assert refused(rig.submit(job(tokens=30, max_tokens=8))) == Code.KV_PAGES_EXHAUSTED
-    assert refused(rig.submit(job(tokens=[]))) == Code.INVALID_PARAMETER
-    assert refused(rig.submit(job(tokens=[512]))) == Code.INVALID_PARAMETER
-    assert refused(rig.submit(job(max_tokens=0))) == Code.INVALID_PARAMETER
-    assert refused(rig.submit(job(max_tokens=9000))) == Code.CONTEXT_LENGTH_EXCEEDED
-    assert refused(rig.submit(job(deadline_s=0.0))) == Code.DEADLINE_EXCEEDED
+    assert refused(rig.submit(job("a", tokens=30, max_tokens=8))) == Code.KV_PAGES_EXHAUSTED
+    assert refused(rig.submit(job("b", tokens=[]))) == Code.INVALID_PARAMETER
+    assert refused(rig.submit(job("c", tokens=[512]))) == Code.INVALID_PARAMETER
+    assert refused(rig.submit(job("d", max_tokens=0))) == Code.INVALID_PARAMETER
+    assert refused(rig.submit(job("e", max_tokens=9000))) == Code.CONTEXT_LENGTH_EXCEEDED
+    assert refused(rig.submit(job("f", deadline_s=0.0))) == Code.DEADLINE_EXCEEDED
     rig.at_rest()
 
 
@@ -118,6 +118,9 @@ def test_a_job_waits_a_little_for_pages_then_is_refused() -> None:
     assert rig.submit(job("r3", tokens=28)) is None
     rig.tick(2.0)
     assert refused(rig.replies.get(5)) == Code.KV_PAGES_EXHAUSTED
+    rig.cancel("r2")
+    assert refused(rig.submit(job("r3", tokens=28))) == Code.STALE, "nobody waits for it any more"
+    assert isinstance(rig.submit(job("r3", tokens=28, attempt=2)), Accepted)
 
 
 def test_waiting_is_bounded_in_number() -> None:

@@ -218,6 +218,9 @@ def test_a_full_queue_refuses_with_a_time_to_wait() -> None:
     assert refused.code == Code.QUEUE_FULL
     assert refused.retry_after_s is not None
     assert 1.0 <= refused.retry_after_s <= 30.0
+    rig.settle()
+    assert code_of(rig.start(job("r5", range(5, 35)))) == Code.STALE, "a late copy, for nobody"
+    assert isinstance(rig.start(job("r5", range(5, 35), attempt=2)), Accepted)
 
 
 @pytest.mark.parametrize("turns", range(7))
