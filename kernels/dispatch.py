@@ -1,124 +1,86 @@
-"""Chooses the kernel for each half of a step and launches it. The only door to the kernels."""
+"""The only door to the kernels: one function a job, each saying its shapes. Falls back to nothing.
+
+    attention   paged_attention (serial or fused)         pages       gather_pages, scatter_pages
+    layer       rms_norm, add_rms_norm, rope_write,       KV codec    encode_pages, decode_pages
+                silu_mul                                  reuse       reposition_keys
+    tokens      sample_tokens
+
+Every function launches on the device of its tensors and returns without waiting for it.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-import triton
 
-from kernels.paged_attention.decode import decode_join, decode_split
-from kernels.paged_attention.plan import (
-    DECODE_SPAN_TOKENS,
-    PREFILL_ROWS,
-    AttentionPlan,
-    DecodePlan,
-    PrefillPlan,
-)
-from kernels.paged_attention.prefill import prefill_tile
+from kernels.activation.silu import silu_mul
+from kernels.kv_codec.quantise import decode_pages, encode_pages
+from kernels.kv_pages.copy import gather_pages, scatter_pages
+from kernels.norm.rms import add_rms_norm, rms_norm
+from kernels.paged_attention import launch
+from kernels.paged_attention.fusing import AttentionCosts
+from kernels.paged_attention.plan import AttentionPlan
+from kernels.paged_attention.scratch import FusedScratch
+from kernels.rope.shift import reposition_keys
+from kernels.rope.write import rope_write
+from kernels.sampling.draw import sample_tokens
 
-DECODE_TILE: Final = 64
-PREFILL_TILE: Final = 64
-MIN_ROWS: Final = 16
+__all__ = [
+    "Fusing",
+    "add_rms_norm",
+    "decode_pages",
+    "encode_pages",
+    "gather_pages",
+    "paged_attention",
+    "reposition_keys",
+    "rms_norm",
+    "rope_write",
+    "sample_tokens",
+    "scatter_pages",
+    "silu_mul",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fusing:
+    """Permission to answer a mixed step with one launch. One per stream."""
+
+    scratch: FusedScratch
+    costs: AttentionCosts | None = None
+    """Measured at start; without it `auto` never fuses."""
+    choice: Literal["auto", "always", "never"] = "auto"
+
+    def chosen(self, plan: AttentionPlan, dtype: torch.dtype) -> bool:
+        """Whether this step is worth one launch. `auto` never is for float32, which has no tensor
+        cores to keep busy."""
+        if plan.entries is None or self.choice == "never":
+            return False
+        if self.choice == "always":
+            return True
+        return self.costs is not None and dtype != torch.float32 and self.costs.fusing_pays(plan)
 
 
 def paged_attention(
-    plan: AttentionPlan, q: torch.Tensor, kv: torch.Tensor, scale: float, *, upcast: bool = False
+    plan: AttentionPlan,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    scale: float,
+    *,
+    upcast: bool = False,
+    fusing: Fusing | None = None,
 ) -> torch.Tensor:
     """Attention of all items of a step over one layer's pages.
 
     q: [tokens, head, head_dim], contiguous; kv: [page, 2, kv_head, block_tokens, head_dim], a view
     of the page memory whose last two dimensions are contiguous; both of one dtype. Returns
-    [tokens, head, head_dim] in that dtype. float32 pages are always multiplied in float32."""
+    [tokens, head, head_dim] in that dtype. float32 pages are always multiplied in float32.
+    Raises ValueError for tensors that do not fit each other."""
+    given = launch.shapes(plan, q, kv, scale, upcast=upcast)
     out = torch.empty_like(q)
-    upcast = upcast or q.dtype == torch.float32
-    if plan.prefill is not None:
-        _launch_prefill(plan.prefill, q, kv, out, scale, upcast)
-    if plan.decode is not None:
-        out[plan.decode.rows] = _launch_decode(plan.decode, q, kv, scale, upcast)
+    if fusing is not None and fusing.chosen(plan, q.dtype):
+        launch.fused(plan, q, kv, out, given, fusing.scratch)
+    else:
+        launch.serial(plan, q, kv, out, given)
     return out
-
-
-def _launch_decode(
-    plan: DecodePlan, q: torch.Tensor, kv: torch.Tensor, scale: float, upcast: bool
-) -> torch.Tensor:
-    queries = q[plan.rows]
-    items, heads, head_dim = queries.shape
-    kv_heads, block_tokens = kv.shape[2], kv.shape[3]
-    group = heads // kv_heads
-    parts = items * heads * plan.splits
-    acc = torch.empty((parts, head_dim), dtype=torch.float32, device=q.device)
-    peaks = torch.empty(parts, dtype=torch.float32, device=q.device)
-    sums = torch.empty(parts, dtype=torch.float32, device=q.device)
-    decode_split[(items, kv_heads, plan.splits)](
-        queries,
-        kv,
-        plan.tables,
-        plan.lengths,
-        acc,
-        peaks,
-        sums,
-        scale,
-        queries.stride(0),
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
-        plan.tables.stride(0),
-        plan.splits,
-        GROUP=group,
-        ROWS=max(MIN_ROWS, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim,
-        DIM=triton.next_power_of_2(head_dim),
-        BLOCK_TOKENS=block_tokens,
-        TILE=DECODE_TILE,
-        SPAN=DECODE_SPAN_TOKENS,
-        UPCAST=upcast,
-    )
-    out = torch.empty_like(queries)
-    decode_join[(items * heads,)](
-        acc,
-        peaks,
-        sums,
-        out,
-        plan.splits,
-        HEAD_DIM=head_dim,
-        DIM=triton.next_power_of_2(head_dim),
-    )
-    return out
-
-
-def _launch_prefill(
-    plan: PrefillPlan,
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-    upcast: bool,
-) -> None:
-    _, heads, head_dim = q.shape
-    kv_heads, block_tokens = kv.shape[2], kv.shape[3]
-    group = heads // kv_heads
-    prefill_tile[(plan.tile_items.numel(), kv_heads)](
-        q,
-        kv,
-        out,
-        plan.tables,
-        plan.tile_items,
-        plan.tile_firsts,
-        plan.item_rows,
-        plan.item_starts,
-        plan.item_counts,
-        scale,
-        q.stride(0),
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
-        plan.tables.stride(0),
-        GROUP=group,
-        ROWS=max(PREFILL_ROWS, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim,
-        DIM=triton.next_power_of_2(head_dim),
-        BLOCK_TOKENS=block_tokens,
-        TILE=PREFILL_TILE,
-        UPCAST=upcast,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import torch
@@ -17,17 +18,19 @@ class DecodePlan:
     """Items with one query. All tensors are int32 on the device."""
 
     rows: torch.Tensor
-    """[items] row of each item's query in the step's token matrix (int64, for indexing)."""
+    """[items] row of each item's query in the step's token matrix."""
     lengths: torch.Tensor
-    """[items] positions to attend to, the query's own included."""
+    """[items] positions so far, the query's own included."""
     tables: torch.Tensor
     """[items, max_pages]"""
     splits: int
+    """Spans of keys that the longest item needs."""
+    span_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Items with several queries, cut into tiles."""
+    """Items with several queries, cut into tiles; the tile with most keys first."""
 
     tables: torch.Tensor
     tile_items: torch.Tensor
@@ -38,11 +41,32 @@ class PrefillPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryPlan:
+    """The decode items of a fused launch: one entry per split that holds keys."""
+
+    items: torch.Tensor
+    splits: torch.Tensor
+    """[entries] which split of its item."""
+    split_counts: torch.Tensor
+    """[entries] how many splits its item has."""
+    firsts: torch.Tensor
+    """[entries] first entry of its item."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """Both halves of a mixed step; None where a step has no such item."""
 
     decode: DecodePlan | None
     prefill: PrefillPlan | None
+    entries: EntryPlan | None = None
+    """Only where both halves are there."""
+    window: int | None = None
+    """Positions that a query sees, its own included; None is all earlier ones."""
+    prefill_pairs: int = 0
+    """(query, key) pairs of the prefill half, for one head."""
+    decode_keys: int = 0
+    """Keys that the decode half reads, for one kv head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +78,44 @@ class Span:
     pages: Sequence[int]
 
 
-def build(spans: Sequence[Span], group: int, device: torch.device) -> AttentionPlan:
+class _Words:
+    """Collects lists of integers, so that all tables go to the device in one copy."""
+
+    def __init__(self) -> None:
+        self._flat: list[int] = []
+
+    def add(self, values: Sequence[int]) -> tuple[int, int]:
+        place = (len(self._flat), len(values))
+        self._flat += values
+        # Tables start on 16 bytes, like tensors of their own would.
+        self._flat += [0] * (-len(self._flat) % 4)
+        return place
+
+    def on(self, device: torch.device) -> _Placed:
+        return _Placed(torch.tensor(self._flat, dtype=torch.int32).to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    words: torch.Tensor
+
+    def at(self, place: tuple[int, int]) -> torch.Tensor:
+        return self.words[place[0] : place[0] + place[1]]
+
+
+def build(
+    spans: Sequence[Span],
+    group: int,
+    device: torch.device,
+    *,
+    window: int | None = None,
+    span_tokens: int = DECODE_SPAN_TOKENS,
+) -> AttentionPlan:
     """Tables for a step whose token matrix holds the spans one after the other. `group` is the
-    number of query heads per kv head. Raises ValueError for a span without room or queries."""
+    number of query heads per kv head. Raises ValueError for a span without room or queries, and
+    for a window that sees nothing."""
+    if window is not None and window < 1:
+        raise ValueError("a window holds at least the query's own position")
     decode: list[tuple[int, Span]] = []
     prefill: list[tuple[int, Span]] = []
     row = 0
@@ -65,19 +124,41 @@ def build(spans: Sequence[Span], group: int, device: torch.device) -> AttentionP
             raise ValueError("a span needs a query and a page")
         (decode if span.count == 1 else prefill).append((row, span))
         row += span.count
+    seen = [min(span.start + 1, window or span.start + 1) for _, span in decode]
     return AttentionPlan(
-        decode=_decode(decode, device) if decode else None,
+        decode=_decode(decode, seen, span_tokens, device) if decode else None,
         prefill=_prefill(prefill, group, device) if prefill else None,
+        entries=_entries(seen, span_tokens, device) if decode and prefill else None,
+        window=window,
+        prefill_pairs=sum(_pairs(span, window) for _, span in prefill),
+        decode_keys=sum(seen),
     )
 
 
-def _decode(items: Sequence[tuple[int, Span]], device: torch.device) -> DecodePlan:
-    lengths = [span.start + 1 for _, span in items]
+def _pairs(span: Span, window: int | None) -> int:
+    """Keys seen by all queries of a span together."""
+
+    def upto(queries: int) -> int:
+        growing = queries if window is None else min(queries, window)
+        return growing * (growing + 1) // 2 + (queries - growing) * (window or 0)
+
+    return upto(span.start + span.count) - upto(span.start)
+
+
+def _decode(
+    items: Sequence[tuple[int, Span]], seen: Sequence[int], span_tokens: int, device: torch.device
+) -> DecodePlan:
+    words = _Words()
+    rows = words.add([row for row, _ in items])
+    lengths = words.add([span.start + 1 for _, span in items])
+    tables = words.add(_tables([span for _, span in items]))
+    placed = words.on(device)
     return DecodePlan(
-        rows=torch.tensor([row for row, _ in items], device=device),
-        lengths=_ints(lengths, device),
-        tables=_tables([span for _, span in items], device),
-        splits=-(-max(lengths) // DECODE_SPAN_TOKENS),
+        rows=placed.at(rows),
+        lengths=placed.at(lengths),
+        tables=placed.at(tables).view(len(items), -1),
+        splits=-(-max(seen) // span_tokens),
+        span_tokens=span_tokens,
     )
 
 
@@ -88,20 +169,42 @@ def _prefill(items: Sequence[tuple[int, Span]], group: int, device: torch.device
         for number, (_, span) in enumerate(items)
         for first in range(0, span.count, per_tile)
     ]
-    return PrefillPlan(
-        tables=_tables([span for _, span in items], device),
-        tile_items=_ints([number for number, _ in tiles], device),
-        tile_firsts=_ints([first for _, first in tiles], device),
-        item_rows=_ints([row for row, _ in items], device),
-        item_starts=_ints([span.start for _, span in items], device),
-        item_counts=_ints([span.count for _, span in items], device),
-    )
+    tiles.sort(key=lambda tile: items[tile[0]][1].start + tile[1], reverse=True)
+    words = _Words()
+    places = [
+        words.add(values)
+        for values in (
+            _tables([span for _, span in items]),
+            [number for number, _ in tiles],
+            [first for _, first in tiles],
+            [row for row, _ in items],
+            [span.start for _, span in items],
+            [span.count for _, span in items],
+        )
+    ]
+    placed = words.on(device)
+    tables, *rest = (placed.at(place) for place in places)
+    return PrefillPlan(tables.view(len(items), -1), *rest)
 
 
-def _tables(spans: Sequence[Span], device: torch.device) -> torch.Tensor:
+def _entries(seen: Sequence[int], span_tokens: int, device: torch.device) -> EntryPlan:
+    counts = [-(-keys // span_tokens) for keys in seen]
+    firsts = [0, *accumulate(counts)]
+    entries = [(item, split) for item, count in enumerate(counts) for split in range(count)]
+    words = _Words()
+    places = [
+        words.add(values)
+        for values in (
+            [item for item, _ in entries],
+            [split for _, split in entries],
+            [counts[item] for item, _ in entries],
+            [firsts[item] for item, _ in entries],
+        )
+    ]
+    placed = words.on(device)
+    return EntryPlan(*(placed.at(place) for place in places))
+
+
+def _tables(spans: Sequence[Span]) -> list[int]:
     width = max(len(span.pages) for span in spans)
-    return _ints([[*span.pages, *[0] * (width - len(span.pages))] for span in spans], device)
-
-
-def _ints(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
+    return [page for span in spans for page in (*span.pages, *[0] * (width - len(span.pages)))]

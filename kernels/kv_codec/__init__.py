@@ -1,0 +1,1 @@
+"""Lossy coding of KV pages: differences within token groups, quantised uniformly."""

@@ -1,0 +1,1 @@
+"""RMSNorm, alone and after adding a residual."""

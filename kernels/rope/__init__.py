@@ -1,0 +1,1 @@
+"""Rotary positions: of new keys on their way into pages, and of cached keys that move."""

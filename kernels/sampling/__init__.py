@@ -1,0 +1,1 @@
+"""Draws tokens from logits under top-k, top-p and min-p."""
