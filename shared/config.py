@@ -41,7 +41,8 @@ def setting(
     default: T, help: str, *, choices: tuple[str, ...] = (), overruled_by: tuple[str, ...] = ()
 ) -> T:
     """A dataclass field with its help text. When one of the variables `overruled_by` is set, the
-    value is STANDARD_OTLP: the library that owns those variables reads them itself."""
+    value is STANDARD_OTLP: the library that owns those variables reads them itself. With
+    `otlp_both` the value that it overruled follows after a comma."""
     metadata = {"help": help, "choices": choices, "overruled_by": overruled_by}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -64,7 +65,8 @@ class ProcessSettings:
     block_tokens: int = setting(16, "token positions per block")
     dtype: str = setting(
         "float32",
-        "number type of weights and KV pages, and part of every block's name",
+        "number type of KV pages and of what is multiplied, and part of every block's name; on a "
+        "cpu without matrix tiles rows stay float32",
         choices=("float32", "bfloat16", "float16"),
     )
     model_path: str = setting("", "GGUF file, Hugging Face folder, or 'hashchain'")
@@ -73,6 +75,10 @@ class ProcessSettings:
         "http://127.0.0.1:4318/v1/traces",
         "where spans go (OTLP over HTTP, full URL); empty: nowhere",
         overruled_by=("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+    )
+
+    otlp_both: bool = setting(
+        False, "with OTEL_EXPORTER_OTLP_ENDPOINT set: send spans there and to otlp_endpoint too"
     )
 
     def __post_init__(self) -> None:
@@ -100,6 +106,9 @@ def load(kind: type[T], section: str, argv: Sequence[str], environ: Mapping[str,
     found: dict[str, tuple[object, str]] = schema.defaults()
     found |= {name: (value, "file") for name, value in schema.from_file(path).items()}
     found |= {name: (value, "environment") for name, value in schema.from_environ(environ).items()}
+    for name in schema.overruled(environ):
+        own = f",{found[name][0]}" if _is_true(found, flags, "otlp_both") and found[name][0] else ""
+        found[name] = (STANDARD_OTLP + own, "environment")
     found |= {name: (schema.parse(name, text), "flag") for name, text in flags.items()}
     value = kind(**{name: entry[0] for name, entry in found.items()})
     if printing:
@@ -107,6 +116,12 @@ def load(kind: type[T], section: str, argv: Sequence[str], environ: Mapping[str,
         sys.stdout.write("".join(lines))
         raise SystemExit(0)
     return value
+
+
+def _is_true(found: Mapping[str, tuple[object, str]], flags: Mapping[str, str], name: str) -> bool:
+    """A switch that is needed before all flags are read."""
+    text = flags.get(name)
+    return bool(found.get(name, (False, ""))[0]) if text is None else text.lower() in _TRUE
 
 
 class _Schema:
@@ -143,10 +158,15 @@ class _Schema:
                 raise StartupError(f"{variable} is not a setting{_nearest(variable, names)}")
             elif variable.startswith(_PREFIX) and (near := _nearest(variable, names, 0.9)):
                 raise StartupError(f"{variable} is not a setting{near}")
-        for name, field in self.fields.items():
-            if any(environ.get(other) for other in field.metadata.get("overruled_by", ())):
-                found[name] = STANDARD_OTLP
         return found
+
+    def overruled(self, environ: Mapping[str, str]) -> list[str]:
+        """Settings that a variable of another owner takes over."""
+        return [
+            name
+            for name, field in self.fields.items()
+            if any(environ.get(other) for other in field.metadata.get("overruled_by", ()))
+        ]
 
     def from_file(self, path: str) -> dict[str, object]:
         """Top level: shared settings. Table [section]: all settings of that service."""

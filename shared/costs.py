@@ -106,6 +106,14 @@ def mixed_s(
     return max(memory_s, compute_s)
 
 
+def waiting_pays(costs: Costs, shared_tokens: int, own_tokens: int, mates: int) -> bool:
+    """Whether a prompt lets a step go by in which `mates` compute `shared_tokens` that it begins
+    with. That costs the fixed part of one more step; it saves the shared tokens, and keeps
+    `own_tokens` out of each mate's way."""
+    saved_s = costs.token_s * (shared_tokens + own_tokens * mates)
+    return shared_tokens > 0 and saved_s >= costs.step_s
+
+
 def transfer_s(link: LinkCosts, size_bytes: int) -> float:
     """A pull of `size_bytes`: setup + bytes / bandwidth. Nothing to pull takes no time."""
     if size_bytes <= 0:

@@ -12,6 +12,7 @@
     ├── TransferError               a page read did not deliver
     ├── CheckpointError             a model file is missing, damaged or of another kind
     ├── EngineError                 a step failed
+    │   └── EngineLost              no step will run again: the worker ends
     └── StartupError                one clear line for the operator, exit code 2
 
 Foreign exceptions are mapped to these in the adapter that met them.
@@ -30,6 +31,7 @@ class Code(StrEnum):
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     FORBIDDEN_PARAMETER = "forbidden_parameter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    CONFLICTING_HINTS = "conflicting_hints"
     INVALID_API_KEY = "invalid_api_key"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_OFFERED = "not_offered"
@@ -47,6 +49,7 @@ class Code(StrEnum):
     LOADING = "loading"
     INCOMPATIBLE_WORKERS = "incompatible_workers"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    DEADLINE_UNATTAINABLE = "deadline_unattainable"
     INTERNAL = "internal"
     INTEGRITY_FAILED = "integrity_failed"
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
@@ -142,6 +145,12 @@ class CheckpointError(BatonError):
 
 class EngineError(BatonError):
     """An engine step failed; the sequences in it did not advance."""
+
+
+class EngineLost(EngineError):
+    """The engine cannot run any more, as one of its processes is gone: the worker must end."""
+
+    code = Code.WORKER_LOST
 
 
 class StartupError(BatonError):

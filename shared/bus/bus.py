@@ -64,6 +64,12 @@ class Bus(Protocol):
         """Called after the connection came back: whoever keeps derived state must resync."""
         ...
 
+    async def watch(self, gone: Callable[[str, str], None]) -> None:
+        """Tell `gone` the role and the name of each client whose connection ends from now on, as
+        the server sees it: it may come back the next moment. Raises BusError when this role may
+        not know, BusUnavailable while disconnected."""
+        ...
+
     async def close(self) -> None: ...
 
 

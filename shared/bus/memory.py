@@ -31,11 +31,13 @@ class MemoryBus:
         self, broker: MemoryBroker, name: str, role: str = "", traffic: Traffic | None = None
     ) -> None:
         self.name = name
+        self.role = role
         self._broker = broker
         self._grants = subjects.GRANTS.get(role)
         self._traffic = traffic or Traffic()
         self._replies = Replies(self._traffic)
         self._callbacks: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[str, str], None]] = []
         self._closed = False
         broker.clients.append(self)
 
@@ -78,6 +80,12 @@ class MemoryBus:
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
 
+    async def watch(self, gone: Callable[[str, str], None]) -> None:
+        if not self.connected:
+            raise BusUnavailable("not connected")
+        self._permit("subscribe", subjects.CLIENT_GONE)
+        self._watchers.append(gone)
+
     async def key_value(self, bucket: str) -> MemoryKeyValue:
         """The bucket of that name, made when it is not there."""
         self._broker.buckets.setdefault(bucket, Bucket())
@@ -103,7 +111,7 @@ class MemoryBus:
         if not self._closed:
             self.disconnected()
             self._closed = True
-            self._broker.clients.remove(self)
+            self._broker.left(self)
 
     def _ready(self, subject: str, message: Message) -> bytes:
         if not self.connected:
@@ -131,6 +139,10 @@ class MemoryBus:
 
     def disconnected(self) -> None:
         self._replies.fail(BusUnavailable("the connection was lost"))
+
+    def gone(self, role: str, name: str) -> None:
+        for watcher in self._watchers:
+            watcher(role, name)
 
     def reconnected(self) -> None:
         self._traffic.reconnects.inc()

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from shared.bus.receiver import Arrival, Receiver
 from shared.wire import codec
+from shared.wire.subjects import CLIENT_GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,16 @@ class Client(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def role(self) -> str: ...
+
     async def reply(self, asker: Client, token: int, data: bytes) -> None: ...
 
     def resolve(self, token: int, data: bytes) -> None: ...
 
     def disconnected(self) -> None: ...
+
+    def gone(self, role: str, name: str) -> None: ...
 
     def reconnected(self) -> None: ...
 
@@ -120,6 +126,13 @@ class MemoryBroker:
         self.up = True
         for client in list(self.clients):
             client.reconnected()
+
+    def left(self, client: Client) -> None:
+        """Its connection ended: those who watch are told."""
+        self.clients.remove(client)
+        for other in self.clients:
+            tell = partial(other.gone, client.role, client.name)
+            self.carry(client, other, CLIENT_GONE, tell)
 
     def lose_writes(self, bucket: str, writes: int = 1) -> None:
         """Forget the newest acknowledged writes of a bucket, as a power cut may."""

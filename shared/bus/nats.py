@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
@@ -28,6 +29,7 @@ from shared.bus.traffic import Traffic
 from shared.errors import BusError, BusUnavailable, NoResponder, PayloadTooLarge
 from shared.wire import codec
 from shared.wire.codec import Message
+from shared.wire.subjects import CLIENT_GONE
 
 CORRELATION: Final = "baton-reply"
 """Header that a reply repeats: the token of its request."""
@@ -49,6 +51,7 @@ class NatsBus:
         self._inbox = f"_INBOX_{role}.{secrets.token_hex(8)}"
         self._subscriptions: set[NatsSubscription] = set()
         self._callbacks: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[str, str], None]] = []
 
     @classmethod
     async def connect(
@@ -116,6 +119,11 @@ class NatsBus:
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
 
+    async def watch(self, gone: Callable[[str, str], None]) -> None:
+        if not self._watchers:
+            await self._link.take(CLIENT_GONE, "", self._on_gone)
+        self._watchers.append(gone)
+
     async def key_value(self, bucket: str) -> NatsKeyValue:
         """The JetStream bucket of that name, made when it is not there."""
         opened = NatsKeyValue(self, bucket)
@@ -152,6 +160,8 @@ class NatsBus:
 
     async def renew(self) -> None:
         await self._link.take(f"{self._inbox}.*", "", self._on_reply)
+        if self._watchers:
+            await self._link.take(CLIENT_GONE, "", self._on_gone)
         for subscription in list(self._subscriptions):
             await subscription.attach(self._link)
 
@@ -193,6 +203,17 @@ class NatsBus:
             self._traffic.dropped("stray_reply")
         else:
             self._replies.resolve(token, message.data)
+
+    async def _on_gone(self, message: Msg) -> None:
+        """The server's advisory. Only the server can say something on that subject."""
+        try:
+            client = orjson.loads(message.data)["client"]
+            role, name = str(client["user"]), str(client["name"])
+        except (ValueError, KeyError, TypeError):
+            self._traffic.dropped("strange_advisory")
+            return
+        for gone in self._watchers:
+            gone(role, name)
 
 
 class NatsSubscription:

@@ -24,7 +24,7 @@ from shared.errors import BusError, BusUnavailable, PayloadTooLarge, StartupErro
 
 OUTBOUND_BYTES: Final = 32 * 1024 * 1024
 PING_S: Final = 1
-RECONNECT_S: Final = 0.2
+RECONNECT_S: Final = 0.1
 ROUND_TRIP_S: Final = 5.0
 
 _DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)

@@ -5,7 +5,6 @@ Owns its folder (configuration, passwords, store, log), which only this user can
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -19,6 +18,7 @@ from shared.bus.credentials import write_credentials, write_private
 from shared.bus.server_config import render_server_config
 from shared.errors import StartupError
 from shared.orphans import end_with_parent
+from shared.ports import free_port
 from shared.wire.codec import MAX_BYTES
 from shared.wire.subjects import GRANTS
 
@@ -28,15 +28,15 @@ _POLL_S: Final = 0.01
 
 
 class NatsServer:
-    """All methods block; an asyncio caller uses `asyncio.to_thread`. The port chosen by the first
-    start is kept over restarts, as are passwords and the JetStream store."""
+    """All methods block; an asyncio caller uses `asyncio.to_thread`. Port 0: a free one, chosen by
+    the first start and kept over restarts, as are passwords and the JetStream store."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        port: int = -1,
-        monitor_port: int = -1,
+        port: int = 0,
+        monitor_port: int = 0,
         max_payload_bytes: int = MAX_BYTES,
     ) -> None:
         self.folder = folder
@@ -58,6 +58,8 @@ class NatsServer:
         """Start and wait until it takes clients, JetStream included. Raises StartupError: no
         binary, a taken port, or not ready within ten seconds."""
         binary = find_server()
+        self.port = self.port or free_port()
+        self.monitor_port = self.monitor_port or free_port()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for role, password in self._passwords.items():
             write_credentials(self.credentials(role), role, password)
@@ -111,7 +113,7 @@ class NatsServer:
         """The server writes its ports file last of all, once clients are accepted."""
         ports_file = self.folder / f"{name}_{process.pid}.ports"
         give_up_s = time.monotonic() + START_S
-        while not self._read_ports(ports_file):
+        while not ports_file.exists():
             try:
                 process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
@@ -120,15 +122,6 @@ class NatsServer:
                 raise StartupError(f"nats-server was not ready in {START_S:.0f} s") from None
             raise StartupError(f"nats-server ended at once: {self._last_words()}")
         ports_file.unlink()
-
-    def _read_ports(self, path: Path) -> bool:
-        try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            return False
-        self.port = int(found["nats"][0].rpartition(":")[2])
-        self.monitor_port = int(found["monitoring"][0].rpartition(":")[2])
-        return True
 
     def _last_words(self) -> str:
         lines = (self.folder / "nats.log").read_text("utf-8", "replace").splitlines()

@@ -10,10 +10,23 @@ from collections.abc import Mapping
 from typing import Final
 
 from shared.wire.codec import MAX_BYTES
-from shared.wire.subjects import BLOCK_EVENTS, BUCKETS, GRANTS, HEARTBEATS, LOST, SERVING
+from shared.wire.subjects import (
+    BLOCK_EVENTS,
+    BUCKETS,
+    CLIENT_GONE,
+    GRANTS,
+    HEARTBEATS,
+    LOST,
+    SERVING,
+)
 
 ANSWER_WITHIN: Final = "10m"
 """How long a responder may take; a pool answers an offer only when it has pulled the pages."""
+
+_SYSTEM: Final = "SYSTEM"
+"""The server's own account. Nobody logs in to it; it lets ours know who disconnected."""
+_ACCOUNT: Final = "BATON"
+_DISCONNECTED: Final = f"$SYS.ACCOUNT.{_ACCOUNT}.DISCONNECT"
 
 _EVENTS: Final = frozenset({HEARTBEATS, BLOCK_EVENTS, LOST, SERVING, "baton.gateway.*.tokens"})
 """Subjects that carry facts only: nobody answers there."""
@@ -47,12 +60,23 @@ def render_server_config(
             "max_file_store": 64 * 1024 * 1024,
             "sync_interval": "always",
         },
-        "authorization": {
-            "timeout": 5,
-            "users": [
-                {"user": role, "password": password, "permissions": permissions(role)}
-                for role, password in users.items()
-            ],
+        "authorization": {"timeout": 5},
+        "system_account": _SYSTEM,
+        "accounts": {
+            _SYSTEM: {"exports": [{"stream": _DISCONNECTED, "accounts": [_ACCOUNT]}]},
+            _ACCOUNT: {
+                "jetstream": "enabled",
+                "imports": [
+                    {
+                        "stream": {"account": _SYSTEM, "subject": _DISCONNECTED},
+                        "to": CLIENT_GONE,
+                    }
+                ],
+                "users": [
+                    {"user": role, "password": password, "permissions": permissions(role)}
+                    for role, password in users.items()
+                ],
+            },
         },
     }
     if ports_dir:

@@ -82,7 +82,7 @@ def _without_ids(subject: str) -> str:
         return "scheduler.register"
     if parts[0] != "baton" or not 3 <= len(parts) <= 4:
         return ""
-    if parts[1] in ("heartbeat", "blocks", "snapshot"):
+    if parts[1] in ("heartbeat", "blocks", "snapshot", "figures"):
         return f"{parts[1]}.{parts[2]}"
     return f"{parts[1]}.{parts[-1]}"
 

@@ -8,6 +8,7 @@ from typing import Final
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
@@ -17,6 +18,16 @@ _LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WHOLE_WORDS: Final = ("llama-bpe", "llama3", "tekken")
+"""A word that is a token stays whole, whatever the merges say."""
+_COMPOSED: Final = ("qwen2",)
+"""Text is brought to Unicode's composed form first."""
 
 
 def _gpt2() -> PreTokenizer:
@@ -28,17 +39,22 @@ def _smollm() -> PreTokenizer:
     return Steps([Digits(individual_digits=True), _gpt2()])
 
 
-def _llama3() -> PreTokenizer:
-    pieces = Split(Regex(_LLAMA3), behavior="isolated", invert=False)
-    return Steps([pieces, ByteLevel(add_prefix_space=False, use_regex=False)])
+def _pattern(expression: str) -> Callable[[], PreTokenizer]:
+    def build() -> PreTokenizer:
+        pieces = Split(Regex(expression), behavior="isolated", invert=False)
+        return Steps([pieces, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    return build
 
 
 PRE_TOKENIZERS: Final[Mapping[str, Callable[[], PreTokenizer]]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
     "smollm": _smollm,
-    "llama-bpe": _llama3,
-    "llama3": _llama3,
+    "llama-bpe": _pattern(_LLAMA3),
+    "llama3": _pattern(_LLAMA3),
+    "qwen2": _pattern(_QWEN2),
+    "tekken": _pattern(_TEKKEN),
 }
 
 
@@ -56,7 +72,10 @@ def build_byte_pairs(
         raise CheckpointError("the vocabulary holds a token twice")
     pairs = [_pair(merge) for merge in merges]
     try:
-        tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe"))
+        whole = pre in _WHOLE_WORDS
+        tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=pairs, ignore_merges=whole))
+        if pre in _COMPOSED:
+            tokenizer.normalizer = NFC()
         tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
         tokenizer.decoder = ByteLevelDecoder()
         tokenizer.add_special_tokens([_added(text, special=True) for text in special])

@@ -44,8 +44,11 @@ class Checkpoint:
         text: TextSide,
         tensors: TensorSource,
         fingerprint: Callable[[], str],
+        path: str = "",
     ) -> None:
         self.name = name
+        self.path = path
+        """What `open_checkpoint` was given, where another process can open it too."""
         self.backend = backend
         """The engine that runs it: 'torch' or 'hashchain'."""
         self.spec = spec

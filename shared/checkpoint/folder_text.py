@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import orjson
 from tokenizers import Tokenizer
 
 from shared.checkpoint.checkpoint import TextSide
 from shared.checkpoint.fingerprint import digest_parts
-from shared.checkpoint.json_file import Fields, field, read_bytes, read_fields
+from shared.checkpoint.json_file import Fields, field, nested, read_bytes, read_fields
 from shared.errors import CheckpointError
+
+_KINDS: Final = ("BPE", "Unigram")
 
 
 def text_side(path: Path, config: Fields, vocab: int) -> TextSide:
     """Read what is needed to name and template; parsing the vocabulary is deferred."""
+    if not (path / "tokenizer.json").exists():
+        raise CheckpointError(f"{path}: tokenizer.json is missing (no other tokenizer is read)")
     content = read_bytes(path / "tokenizer.json")
     settings = _optional(path / "tokenizer_config.json")
     special = _special_tokens(path / "tokenizer.json", content, vocab)
@@ -48,7 +53,10 @@ def _special_tokens(path: Path, content: bytes, vocab: int) -> dict[str, int]:
         tokenizer = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise CheckpointError(f"{path} is not JSON") from error
-    rows = tokenizer.get("added_tokens", []) if isinstance(tokenizer, dict) else None
+    if not isinstance(tokenizer, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    _check_model(path, nested(tokenizer, "model") or {}, vocab)
+    rows = tokenizer.get("added_tokens", [])
     if not isinstance(rows, list):
         raise CheckpointError(f"{path} has no list of added tokens")
     special: dict[str, int] = {}
@@ -61,6 +69,22 @@ def _special_tokens(path: Path, content: bytes, vocab: int) -> dict[str, int]:
         if row.get("special") is True:
             special[text] = id_
     return special
+
+
+def _check_model(path: Path, model: Fields, vocab: int) -> None:
+    """Refuse a kind that our text side cannot serve, and ids beyond the embedding."""
+    kind, pieces = model.get("type", "BPE"), model.get("vocab")
+    if kind not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise CheckpointError(f"{path}: tokenizer kind {kind!r} is not supported ({known})")
+    if not isinstance(pieces, dict | list):
+        raise CheckpointError(f"{path} is not a tokenizer (it has no vocabulary)")
+    ids = list(pieces.values()) if isinstance(pieces, dict) else list(range(len(pieces)))
+    if not all(type(id_) is int for id_ in ids):
+        raise CheckpointError(f"{path}: a token has no id")
+    last = max(ids, default=0)
+    if last >= vocab:
+        raise CheckpointError(f"{path}: token id {last} for an embedding of {vocab}")
 
 
 def _template(path: Path, settings: Fields) -> str:

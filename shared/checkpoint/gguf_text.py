@@ -2,50 +2,108 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import orjson
+from tokenizers import Tokenizer
 
 from shared.checkpoint.byte_pairs import PRE_TOKENIZERS, build_byte_pairs
 from shared.checkpoint.checkpoint import TextSide
 from shared.checkpoint.fingerprint import digest_parts
 from shared.checkpoint.gguf_header import Value
+from shared.checkpoint.sentence_pieces import build_sentence_pieces
 from shared.errors import CheckpointError
 
+Ids = dict[str, int]
+
+_UNKNOWN: Final = 2
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
+_KINDS: Final = ("gpt2", "llama")
+"""Byte-level byte pairs; SentencePiece."""
 
 
 def text_side(metadata: dict[str, Value], vocab: int) -> TextSide:
     """Check the vocabulary and defer building the tokenizer. Raises CheckpointError."""
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2":
-        raise CheckpointError(f"tokenizer kind {kind!r} is not supported (gpt2 byte pairs)")
-    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
-        raise CheckpointError(f"pre-tokenizer {pre!r} is not supported ({known})")
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise CheckpointError(f"tokenizer kind {kind!r} is not supported ({known})")
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    merges = _strings(metadata, "tokenizer.ggml.merges")
+    if len(tokens) > vocab:
+        raise CheckpointError(f"{len(tokens)} tokens for an embedding of {vocab}")
     types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
         raise CheckpointError("token types and tokens differ in number")
-    if len(tokens) > vocab:
-        raise CheckpointError(f"{len(tokens)} tokens for an embedding of {vocab}")
-    special = {text: id_ for id_, text in enumerate(tokens) if types[id_] == _CONTROL}
+    controls = (_CONTROL, _UNKNOWN)
+    special = {text: id_ for id_, text in enumerate(tokens) if types[id_] in controls}
     added = {text: id_ for id_, text in enumerate(tokens) if types[id_] == _USER_DEFINED}
     template = metadata.get("tokenizer.chat_template", "")
     if not isinstance(template, str):
         raise CheckpointError("the chat template is not text")
+    read = _sentence_pieces if kind == "llama" else _byte_pairs
+    vocabulary = read(metadata, tokens, special, added)
     return TextSide(
-        build=partial(build_byte_pairs, tokens, merges, pre, special, added),
-        digest=digest_parts(pre.encode(), orjson.dumps([tokens, merges, types]), template.encode()),
+        build=vocabulary.build,
+        digest=digest_parts(
+            vocabulary.mark.encode(),
+            orjson.dumps([tokens, vocabulary.order, types]),
+            template.encode(),
+        ),
         chat_template=template,
         bos_id=_token(metadata, "bos", len(tokens)),
         eos_ids=_ends(metadata, len(tokens)),
         special_tokens=special,
-        add_bos=metadata.get("tokenizer.ggml.add_bos_token") is True,
+        add_bos=_flag(metadata, "add_bos_token", kind == "llama"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """How to build the tokenizer, and what names it besides tokens and their types."""
+
+    build: Callable[[], Tokenizer]
+    mark: str
+    order: list[str] | list[float]
+    """Merges or scores."""
+
+
+def _byte_pairs(
+    metadata: dict[str, Value], tokens: list[str], special: Ids, added: Ids
+) -> _Vocabulary:
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise CheckpointError(f"pre-tokenizer {pre!r} is not supported ({known})")
+    merges = _strings(metadata, "tokenizer.ggml.merges")
+    build = partial(build_byte_pairs, tokens, merges, pre, special, added)
+    return _Vocabulary(build, pre, merges)
+
+
+def _sentence_pieces(
+    metadata: dict[str, Value], tokens: list[str], special: Ids, added: Ids
+) -> _Vocabulary:
+    values = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(values, list) or len(values) != len(tokens):
+        raise CheckpointError("token scores and tokens differ in number")
+    scores = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+    if len(scores) != len(tokens):
+        raise CheckpointError("a token score is not a finite number")
+    unknown = _token(metadata, "unknown", len(tokens))
+    prefix = _flag(metadata, "add_space_prefix", True)
+    build = partial(build_sentence_pieces, tokens, scores, unknown, prefix, special, added)
+    return _Vocabulary(build, f"llama {prefix} {unknown}", scores)
+
+
+def _flag(metadata: dict[str, Value], name: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"metadata tokenizer.ggml.{name} is not a truth value")
+    return value
 
 
 def _strings(metadata: dict[str, Value], key: str) -> list[str]:

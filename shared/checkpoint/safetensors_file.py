@@ -25,6 +25,7 @@ class StoredTensor:
     """Where one tensor lies. Types we do not read are listed, and refused when read."""
 
     path: Path
+    name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
@@ -58,13 +59,15 @@ def read_tensor(stored: StoredTensor) -> NDArray[np.float32]:
     """A fresh float32 array. Raises CheckpointError."""
     if stored.dtype not in _ELEMENT_BYTES:
         known = ", ".join(_ELEMENT_BYTES)
-        raise CheckpointError(f"{stored.path}: a tensor of type {stored.dtype} ({known} are read)")
+        raise CheckpointError(
+            f"{stored.path}: tensor {stored.name!r} is of type {stored.dtype} ({known} are read)"
+        )
     try:
         raw = np.fromfile(stored.path, np.uint8, stored.size_bytes, offset=stored.offset)
     except OSError as error:
         raise CheckpointError(f"cannot read {stored.path}: {error.strerror}") from error
     if raw.size != stored.size_bytes:
-        raise CheckpointError(f"{stored.path}: truncated while reading")
+        raise CheckpointError(f"{stored.path}: tensor {stored.name!r} was cut while it was read")
     return _widened(raw, stored.dtype).reshape(stored.shape)
 
 
@@ -95,7 +98,7 @@ def _stored(path: Path, name: str, row: object, start: int, size: int) -> Stored
         raise refused
     if start + ends[1] > size:
         raise CheckpointError(f"{path}: tensor {name!r} reaches beyond the end (truncated?)")
-    return StoredTensor(path, dtype, shape, start + ends[0], length)
+    return StoredTensor(path, name, dtype, shape, start + ends[0], length)
 
 
 def _naturals(value: object) -> tuple[int, ...] | None:

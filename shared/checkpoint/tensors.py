@@ -1,4 +1,4 @@
-"""Names and shapes of a Llama-family model's tensors, and where they are read from.
+"""Names and shapes of a decoder-only model's tensors, and where they are read from.
 
 One internal naming for all file formats. Matrices are [out, in]; q and k rows are in the
 rotate-halves order, whatever the file stores.
@@ -54,7 +54,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, Shape]:
 def layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
     """The tensors of one layer."""
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    return {
+    shapes: dict[str, Shape] = {
         "attn_norm": (spec.hidden,),
         "q": (query, spec.hidden),
         "k": (key, spec.hidden),
@@ -65,6 +65,13 @@ def layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
         "up": (spec.ffn, spec.hidden),
         "down": (spec.hidden, spec.ffn),
     }
+    if spec.qkv_bias:
+        shapes |= {"q_bias": (query,), "k_bias": (key,), "v_bias": (key,)}
+    if spec.qk_norm:
+        shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
+    if spec.post_norms:
+        shapes |= {"attn_post_norm": (spec.hidden,), "ffn_post_norm": (spec.hidden,)}
+    return shapes
 
 
 def check_tensors(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.dataplane.flow import Budget
+from shared.dataplane.deadlines import Deadlines
+from shared.dataplane.flow import Budget, Portion, portions
 from shared.dataplane.link_address import PlaneAddress
 from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.observer import PlaneObserver
-from shared.dataplane.plane import PageMemory, ReadGuard
+from shared.dataplane.plane import PageMemory, PageRead, ReadGuard
+from shared.dataplane.runs import coalesce
 from shared.dataplane.transfer import Transfer
 
 
@@ -41,9 +44,25 @@ class PlaneParts:
     guard: ReadGuard
     observer: PlaneObserver
     budget: Budget
+    deadlines: Deadlines
     window_bytes: int
+    room: int
+    """Pages in a portion."""
     key: str
     content: bytes
+
+    def portions_of(self, pages: Sequence[PageRead]) -> tuple[Portion, ...]:
+        """In which a read of these travels."""
+        return portions(coalesce(pages), self.memory.page_bytes, self.room)
+
+
+Start = Callable[[str, Sequence[PageRead], float], Transfer | None]
+"""Ticket, pages, seconds: as `Link.submit`, where one call can begin it and nothing stands in its
+way. None, with nothing done: it is to be checked, cut and submitted."""
+
+
+def long_way(ticket: str, pages: Sequence[PageRead], timeout_s: float) -> None:
+    """A `Start` for a link that cannot do better."""
 
 
 class Link(Protocol):
@@ -51,6 +70,7 @@ class Link(Protocol):
 
     closed: bool
     transport: str
+    start: Start
 
     async def run(self, connect_timeout_s: float) -> None:
         """Connect, then stay until the peer leaves or `fence` is called. Never raises for the

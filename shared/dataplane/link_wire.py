@@ -9,10 +9,13 @@ Knows no socket and no UCX: bytes in, frozen values out, FrameError otherwise.
     Welcome  slots u8 | proof 16s | UCX address                           socket, owner, once
     Refusal  nothing: our pages hold something else than yours            socket, owner, instead
     Ping     nothing                                                      UCX, reader, once
-    Ask      numbers | ticket | runs of (first, count, generation * count)  UCX, reader
-    Verdict  read number u32 | answer u8                                  UCX, owner, for each ask
+    Asks     of one turn: numbers | ticket | runs of (first, count, generation * count)
+                                                                          UCX, reader
+    Verdict  read number u32 | answer u8                                  socket, owner
 
-Adapters that read one-sidedly send asks and verdicts over the socket too, and the frames of
+Over UCX an answer needs no frame: pages come under the tag that the reader chose for their run,
+a refusal as a message without content under that tag with the `Answer` in its lowest bits.
+Adapters that read one-sidedly send asks and verdicts over the socket, and the frames of
 `nixl_wire`. The proofs show that both ends know the key in the owner's plane address, which
 travels over the control plane only; a library sees no address that was not proven.
 """
@@ -22,13 +25,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_FRAME_BYTES: Final = 1 << 14
 MAX_PAGES: Final = 512
+MAX_ASKS: Final = 16
+"""In one message."""
 MAX_TICKET_BYTES: Final = 512
 MAX_ADDRESS_BYTES: Final = 12_288
 MAX_TIMEOUT_MS: Final = 600_000
@@ -40,14 +46,17 @@ _WELCOME: Final = struct.Struct(">B16s")
 _ASK: Final = struct.Struct(">IQQIHI")
 _RUN: Final = struct.Struct(">II")
 _VERDICT: Final = struct.Struct(">IB")
-_ACCEPTED: Final = struct.Struct(">BIIB")
 
 HEADER_BYTES: Final = _HEADER.size
-VERDICT_BYTES: Final = _HEADER.size + _VERDICT.size
 ASK_TAG: Final = 1
 """All asks and pings of a link."""
 TAG_STEP: Final = 1 << 20
-"""Tags of one ask: a random multiple of this for the verdict, and one more for each run."""
+"""Tags of one ask begin at a random multiple of this."""
+RUN_STEP: Final = 1 << 3
+"""From the tag of one run to that of the next; the bits below hold an Answer."""
+ANSWER_MASK: Final = RUN_STEP - 1
+RUN_MASK: Final = (1 << 64) - RUN_STEP
+"""Under this a receive matches its own run only, with any answer."""
 
 
 UNTOLD: Final = bytes(16)
@@ -70,6 +79,9 @@ class Kind(IntEnum):
     CLOSED = 9
 
 
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
+
 class Lane(IntEnum):
     """What the reader proposes for its link, from what the owner's address says."""
 
@@ -82,6 +94,9 @@ class Answer(IntEnum):
     REFUSED = 1
     OUT_OF_RANGE = 2
     PAGE_SIZE = 3
+
+
+ANSWERS: Final = frozenset(Answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +136,15 @@ class Welcome:
         return hmac.compare_digest(self.proof, _prove(key, b"welcome", self.slots, self.address))
 
 
-@dataclass(frozen=True, slots=True)
-class PageRun:
+class PageRun(NamedTuple):
     """`len(generations)` neighbouring pages of the owner."""
 
     first: int
     generations: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A portion of a read. The reader has posted its receives: under `tag` for the verdict,
-    under the tags after it for each run."""
+class Ask(NamedTuple):
+    """A portion of a read. The reader has posted its receives, from `tag` on."""
 
     number: int
     tag: int
@@ -142,20 +154,35 @@ class Ask:
     runs: tuple[PageRun, ...]
 
     def encode(self) -> bytes:
-        ticket = self.ticket.encode()
-        head = _ASK.pack(
-            self.number, self.tag, self.page_bytes, self.timeout_ms, len(ticket), len(self.runs)
+        return pack_ask(
+            self.number, self.tag, self.page_bytes, self.timeout_ms, self.ticket, self.runs
         )
-        parts = [head, ticket]
-        for run in self.runs:
-            count = len(run.generations)
-            parts.append(_RUN.pack(run.first, count))
-            parts.append(struct.pack(f">{count}Q", *run.generations))
-        return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+def pack_ask(
+    number: int,
+    tag: int,
+    page_bytes: int,
+    timeout_ms: int,
+    ticket: str,
+    runs: Sequence[tuple[int, tuple[int, ...]]],
+) -> bytes:
+    """An `Ask` without making one; most have one run."""
+    shown = ticket.encode()
+    head = (number, tag, page_bytes, timeout_ms, len(shown), len(runs))
+    if len(runs) == 1:
+        first, generations = runs[0]
+        count = len(generations)
+        layout = f">IQQIHI{len(shown)}sII{count}Q"
+        return struct.pack(layout, *head, shown, first, count, *generations)
+    parts = [_ASK.pack(*head), shown]
+    for first, generations in runs:
+        count = len(generations)
+        parts.append(struct.pack(f">II{count}Q", first, count, *generations))
+    return b"".join(parts)
+
+
+class Verdict(NamedTuple):
     number: int
     answer: Answer
 
@@ -178,31 +205,26 @@ def _prove(key: str, role: bytes, number: int, address: bytes) -> bytes:
     return hashlib.blake2b(content, key=key.encode()[:64], digest_size=16).digest()
 
 
-def accepted(number: int) -> bytes:
-    """The frame of a Verdict that accepts."""
-    return _ACCEPTED.pack(Kind.VERDICT, _VERDICT.size, number, Answer.ACCEPTED)
-
-
 def frame(kind: Kind, body: bytes = b"") -> bytes:
     return _HEADER.pack(kind, len(body)) + body
 
 
 def parse_header(data: bytes) -> tuple[Kind, int]:
-    """Kind and body length. Raises FrameError, also for a body above the cap."""
-    number, length = _HEADER.unpack(data)
+    """Kind and body length of what begins here. Raises FrameError, also above the cap."""
+    number, length = _HEADER.unpack_from(data)
     if length > MAX_FRAME_BYTES:
         raise FrameError("frame is too large")
-    try:
-        return Kind(number), length
-    except ValueError as error:
-        raise FrameError("frame is of an unknown kind") from error
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise FrameError("frame is of an unknown kind")
+    return kind, length
 
 
 def parse_frame(data: bytes) -> tuple[Kind, bytes]:
     """A frame at the start of a buffer that may be longer."""
     if len(data) < HEADER_BYTES:
         raise FrameError("frame is too short")
-    kind, length = parse_header(data[:HEADER_BYTES])
+    kind, length = parse_header(data)
     if HEADER_BYTES + length > len(data):
         raise FrameError("frame ends too early")
     return kind, data[HEADER_BYTES : HEADER_BYTES + length]
@@ -221,25 +243,47 @@ def parse_hello(body: bytes) -> Hello:
 
 
 def parse_ask(body: bytes) -> Ask:
-    """One ask. Raises FrameError unless every length adds up exactly."""
-    if len(body) < _ASK.size:
+    """Exactly one ask. Raises FrameError unless every length adds up exactly."""
+    ask, end = _parse_ask(body, 0)
+    if end != len(body):
+        raise FrameError("ask has bytes left over")
+    return ask
+
+
+def parse_asks(body: bytes) -> list[Ask]:
+    """One ask or several."""
+    asks: list[Ask] = []
+    end = 0
+    while end < len(body) or not asks:
+        if len(asks) == MAX_ASKS:
+            raise FrameError("too many asks at once")
+        ask, end = _parse_ask(body, end)
+        asks.append(ask)
+    return asks
+
+
+def _parse_ask(body: bytes, begin: int) -> tuple[Ask, int]:
+    """An ask and where it ends."""
+    start = begin + _ASK.size
+    if len(body) < start:
         raise FrameError("ask is too short")
-    number, tag, page_bytes, timeout_ms, ticket_bytes, runs = _ASK.unpack_from(body)
-    start = _ASK.size + ticket_bytes
-    if ticket_bytes > MAX_TICKET_BYTES or start > len(body):
+    number, tag, page_bytes, timeout_ms, ticket_bytes, runs = _ASK.unpack_from(body, begin)
+    end = start + ticket_bytes
+    if ticket_bytes > MAX_TICKET_BYTES or end > len(body):
         raise FrameError("ask has a wrong ticket length")
     if not 0 < runs <= MAX_PAGES or not 0 < timeout_ms <= MAX_TIMEOUT_MS:
         raise FrameError("ask has a number out of range")
     if tag < TAG_STEP or tag % TAG_STEP:
         raise FrameError("ask has a tag out of place")
     try:
-        ticket = body[_ASK.size : start].decode()
+        ticket = body[start:end].decode()
     except UnicodeDecodeError as error:
         raise FrameError("ticket is not text") from error
-    return Ask(number, tag, page_bytes, timeout_ms, ticket, _parse_runs(body, start, runs))
+    found, end = _parse_runs(body, end, runs)
+    return Ask(number, tag, page_bytes, timeout_ms, ticket, found), end
 
 
-def _parse_runs(body: bytes, offset: int, count: int) -> tuple[PageRun, ...]:
+def _parse_runs(body: bytes, offset: int, count: int) -> tuple[tuple[PageRun, ...], int]:
     runs: list[PageRun] = []
     left = MAX_PAGES
     for _ in range(count):
@@ -252,9 +296,7 @@ def _parse_runs(body: bytes, offset: int, count: int) -> tuple[PageRun, ...]:
         runs.append(PageRun(first, struct.unpack_from(f">{pages}Q", body, offset)))
         offset += 8 * pages
         left -= pages
-    if offset != len(body):
-        raise FrameError("ask has bytes left over")
-    return tuple(runs)
+    return tuple(runs), offset
 
 
 def parse_welcome(body: bytes) -> Welcome:

@@ -11,38 +11,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Final
 
-from shared.clock import Clock
-from shared.dataplane.flow import Budget, portions
+from shared.dataplane.deadlines import Deadlines
+from shared.dataplane.flow import Budget, portions, room
 from shared.dataplane.link_address import PlaneAddress, new_key, parse_address
 from shared.dataplane.link_parts import Link, LinkSettings, PlaneParts, Wiring
 from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.link_wire import MAX_PAGES, MAX_TICKET_BYTES, UNTOLD, content_digest
 from shared.dataplane.observer import Cause, PlaneObserver, SilentObserver
 from shared.dataplane.plane import PageMemory, PageRead, ReadGuard, ReadReport
-from shared.dataplane.runs import check_targets, coalesce
+from shared.dataplane.runs import Run, check_targets, coalesce
 from shared.dataplane.transfer import LinkLost, Transfer
 from shared.errors import Code, StartupError, TransferError
 
 _CLOSE_S: Final = 5.0
-
-
-class _Pull:
-    """A read under way, and the link that must be fenced to stop it."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
-        self.link: Link | None = None
-
-    async def drain(self, settle_s: float) -> bool:
-        """Nothing lands any more once this returned True, or was cancelled."""
-        try:
-            if self.link is not None:
-                self.link.give_up(self.transfer)
-                await self.transfer.wait(settle_s)
-        finally:
-            # No await: no cancellation can come between.
-            settled = self.transfer.over or self.link is None or self.link.fence()
-        return settled
 
 
 class LinkedPlane:
@@ -52,18 +33,17 @@ class LinkedPlane:
         self,
         wiring: Wiring,
         settings: LinkSettings,
-        clock: Clock,
         observer: PlaneObserver | None = None,
     ) -> None:
         self._wiring = wiring
         self._settings = settings
-        self._clock = clock
         self._observer: PlaneObserver = observer or SilentObserver()
         self._registered: tuple[PageMemory, ReadGuard] | None = None
         self._parts: PlaneParts | None = None
         self._server: asyncio.Server | None = None
         self._content = UNTOLD
         self._address = ""
+        self._page_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[str, Link] = {}
         self._served = 0
@@ -89,9 +69,16 @@ class LinkedPlane:
             raise StartupError("the data plane was started before any memory was registered")
         memory, guard = self._registered
         settings = self._settings
-        budget, key = Budget(settings.total_bytes), new_key()
         parts = PlaneParts(
-            memory, guard, self._observer, budget, settings.window_bytes, key, self._content
+            memory=memory,
+            guard=guard,
+            observer=self._observer,
+            budget=Budget(settings.total_bytes),
+            deadlines=Deadlines(),
+            window_bytes=settings.window_bytes,
+            room=room(memory.page_bytes, settings.portion_bytes, MAX_PAGES),
+            key=new_key(),
+            content=self._content,
         )
         try:
             domain = self._wiring.open(parts)
@@ -100,8 +87,9 @@ class LinkedPlane:
         except (OSError, ValueError) as error:
             where = f"{settings.host}:{settings.port}"
             raise StartupError(f"the data plane cannot listen on {where}: {error}") from error
+        self._page_bytes = memory.page_bytes
         host, port = self._server.sockets[0].getsockname()[:2]
-        self._address = str(PlaneAddress(host, port, domain, key, self._wiring.scheme))
+        self._address = str(PlaneAddress(host, port, domain, parts.key, self._wiring.scheme))
 
     def warm(self, peer: str) -> None:
         """See `Plane.warm`."""
@@ -112,24 +100,27 @@ class LinkedPlane:
         self, peer: str, ticket: str, pages: Sequence[PageRead], timeout_s: float
     ) -> ReadReport:
         """See `Plane.read`. May return up to `settle_s` after the deadline."""
-        parts = self._running()
-        check_targets(parts.memory, pages)
-        if len(ticket.encode()) > MAX_TICKET_BYTES:
-            raise TransferError("the ticket is too long", Code.INVALID_PARAMETER)
-        runs, page_bytes = coalesce(pages), parts.memory.page_bytes
-        started_s = self._clock.now()
-        transport = ""
-        if runs:
-            waiting = portions(runs, page_bytes, self._settings.portion_bytes, MAX_PAGES)
-            limit_s = asyncio.get_running_loop().time() + timeout_s
-            transport = await self._finish(peer, Transfer(ticket, waiting, limit_s))
-        seconds = self._clock.now() - started_s
-        size_bytes = len(pages) * page_bytes
-        if runs:
-            self._observer.pulled(transport, size_bytes, seconds)
-        return ReadReport(
-            len(pages), size_bytes, seconds, f"{self._wiring.scheme}:{transport}", len(runs)
-        )
+        link = self._links.get(peer)
+        transfer = None if link is None else link.start(ticket, pages, timeout_s)
+        runs = 1
+        if link is None or transfer is None:
+            found = self._checked(ticket, pages)
+            if not found:
+                return ReadReport(0, 0, 0.0, f"{self._wiring.scheme}:", 0)
+            runs = len(found)
+            link = self._link_or_fail(peer)
+            transfer = self._submitted(link, ticket, found, timeout_s)
+        try:
+            await transfer.wait(transfer.limit_s)
+        except asyncio.CancelledError:
+            await self._abandon(transfer, link)
+            raise
+        if transfer.failure is not None or not transfer.over:
+            link = await self._mend(peer, transfer, link)
+        count, size_bytes = len(pages), len(pages) * self._page_bytes
+        seconds, transport = transfer.seconds, link.transport
+        self._observer.pulled(transport, size_bytes, seconds)
+        return ReadReport(count, size_bytes, seconds, f"{self._wiring.scheme}:{transport}", runs)
 
     async def forget(self, peer: str) -> None:
         link = self._links.pop(peer, None)
@@ -150,6 +141,7 @@ class LinkedPlane:
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_S)
         if self._parts is not None:
+            self._parts.deadlines.close()
             self._parts = None
             self._wiring.close()
 
@@ -160,39 +152,67 @@ class LinkedPlane:
             raise TransferError("the data plane is not running")
         return self._parts
 
-    async def _finish(self, peer: str, transfer: Transfer) -> str:
-        """Await the read and tell its transport. On timeout or cancellation let what is on its
-        way drain, then fence its link."""
-        pull = _Pull(transfer)
-        try:
-            await self._carry(pull, peer)
-        except asyncio.CancelledError:
-            self._observer.failed(Cause.CANCELLED)
-            await pull.drain(self._settings.settle_s)
-            raise
+    def _checked(self, ticket: str, pages: Sequence[PageRead]) -> tuple[Run, ...]:
+        """The runs of a read that may be asked for. Raises TransferError."""
+        runs = coalesce(pages)
+        check_targets(self._running().memory, runs)
+        if len(ticket.encode()) > MAX_TICKET_BYTES:
+            raise TransferError("the ticket is too long", Code.INVALID_PARAMETER)
+        return runs
+
+    def _submitted(
+        self, link: Link, ticket: str, runs: tuple[Run, ...], timeout_s: float
+    ) -> Transfer:
+        parts = self._running()
+        deadlines, page_bytes = parts.deadlines, parts.memory.page_bytes
+        waiting = portions(runs, page_bytes, parts.room)
+        transfer = Transfer(ticket, waiting, deadlines.now() + timeout_s, deadlines)
+        link.submit(transfer)
+        return transfer
+
+    async def _mend(self, peer: str, transfer: Transfer, link: Link) -> Link:
+        """A read did not deliver: once more on a fresh link, which is returned, where a kept one
+        turned out to be dead; otherwise its failure is raised, after a timeout when what is on its
+        way has drained."""
+        if isinstance(transfer.failure, LinkLost):
+            transfer.start_anew()
+            link = self._link_or_fail(peer)
+            link.submit(transfer)
+            try:
+                await transfer.wait(transfer.limit_s)
+            except asyncio.CancelledError:
+                await self._abandon(transfer, link)
+                raise
         if not transfer.over:
-            settled = await pull.drain(self._settings.settle_s)
+            settled = await self._drain(transfer, link)
             self._observer.failed(Cause.TIMEOUT if settled else Cause.UNSETTLED)
             raise TransferError("the read took too long", settled=settled)
         if transfer.failure is not None:
             self._observer.failed(_cause(transfer.failure))
             raise transfer.failure
-        return "" if pull.link is None else pull.link.transport
+        return link
 
-    async def _carry(self, pull: _Pull, peer: str) -> None:
-        """Once more on a fresh link when a kept one turned out to be dead."""
-        loop, transfer = asyncio.get_running_loop(), pull.transfer
-        for _ in range(2):
-            transfer.start()
-            try:
-                pull.link = self._link(peer)
-            except TransferError as error:
-                transfer.cut_off(error)
-                return
-            pull.link.submit(transfer)
-            await transfer.wait(transfer.limit_s - loop.time())
-            if not isinstance(transfer.failure, LinkLost):
-                return
+    async def _abandon(self, transfer: Transfer, link: Link) -> None:
+        """Who awaited the read was cancelled."""
+        self._observer.failed(Cause.CANCELLED)
+        await self._drain(transfer, link)
+
+    async def _drain(self, transfer: Transfer, link: Link) -> bool:
+        """Nothing lands any more once this returned True, or was cancelled."""
+        try:
+            link.give_up(transfer)
+            await transfer.wait(asyncio.get_running_loop().time() + self._settings.settle_s)
+        finally:
+            # No await: no cancellation can come between.
+            settled = transfer.over or link.fence()
+        return settled
+
+    def _link_or_fail(self, peer: str) -> Link:
+        try:
+            return self._link(peer)
+        except TransferError as error:
+            self._observer.failed(_cause(error))
+            raise
 
     def _link(self, peer: str) -> Link:
         """The kept link to this peer, or a new one that starts to connect."""

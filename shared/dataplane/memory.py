@@ -208,7 +208,8 @@ class MemoryPlane:
     ) -> ReadReport:
         if not self._started or self.dead:
             raise TransferError("the data plane is not running")
-        check_targets(self.memory, pages)
+        runs = coalesce(pages)
+        check_targets(self.memory, runs)
         started_s = self._clock.now()
         if pages:
             try:
@@ -220,7 +221,7 @@ class MemoryPlane:
         seconds = self._clock.now() - started_s
         size_bytes = len(pages) * self.memory.page_bytes
         self._observer.pulled(_TRANSPORT, size_bytes, seconds)
-        return ReadReport(len(pages), size_bytes, seconds, _TRANSPORT, len(coalesce(pages)))
+        return ReadReport(len(pages), size_bytes, seconds, _TRANSPORT, len(runs))
 
     async def forget(self, peer: str) -> None:
         self._fabric.forget(self, peer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.clock import Clock
 from shared.dataplane.link_address import NO_DOMAIN, PlaneAddress, new_key
 from shared.dataplane.link_parts import LinkSettings, PlaneParts
 from shared.dataplane.link_stream import FrameStream
@@ -28,11 +27,10 @@ class NixlPlane(LinkedPlane):
     def __init__(
         self,
         settings: LinkSettings,
-        clock: Clock,
         observer: PlaneObserver | None = None,
         make_agent: Callable[[str, PageMemory], Mover] = Agent,
     ) -> None:
-        super().__init__(_NixlWiring(make_agent), settings, clock, observer)
+        super().__init__(_NixlWiring(make_agent), settings, observer)
 
 
 class _NixlWiring:

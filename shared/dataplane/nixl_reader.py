@@ -14,7 +14,7 @@ from shared.dataplane import link_wire as wire
 from shared.dataplane import nixl_wire
 from shared.dataplane.flow import Portion, Turns
 from shared.dataplane.link_address import PlaneAddress
-from shared.dataplane.link_parts import PlaneParts
+from shared.dataplane.link_parts import PlaneParts, Start, long_way
 from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.nixl_agent import Mover, Piece
 from shared.dataplane.transfer import LinkLost, Transfer
@@ -47,6 +47,7 @@ class ReaderLink:
         self._incompatible = False
         self.closed = False
         self.transport = ""
+        self.start: Start = long_way
 
     async def run(self, connect_timeout_s: float) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shared.ids import Generation, PageId
 
@@ -51,8 +51,7 @@ class PageRead:
     target: PageId
 
 
-@dataclass(frozen=True, slots=True)
-class ReadReport:
+class ReadReport(NamedTuple):
     """What a finished read moved, and how."""
 
     pages: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from shared.clock import Clock
 from shared.config import ProcessSettings, setting
@@ -10,6 +11,7 @@ from shared.dataplane.link_parts import LinkSettings
 from shared.dataplane.nixl import NixlPlane
 from shared.dataplane.observer import PlaneObserver
 from shared.dataplane.plane import Plane
+from shared.dataplane.sharded import ShardedPlane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from shared.errors import StartupError
 
@@ -34,13 +36,17 @@ class PlaneSettings(ProcessSettings):
 
 
 def open_plane(settings: PlaneSettings, clock: Clock, observer: PlaneObserver) -> Plane:
-    """A plane that was not started."""
+    """A plane that was not started, with a lane for each rank that will register."""
+    return ShardedPlane(partial(_open_lane, settings, observer), clock)
+
+
+def _open_lane(settings: PlaneSettings, observer: PlaneObserver) -> Plane:
     host = settings.host
     window, total = settings.link_window_bytes, settings.transfer_window_bytes
     if settings.transport == "nixl":
         plain = LinkSettings(host=host, window_bytes=window, total_bytes=total)
-        return NixlPlane(plain, clock, observer)
+        return NixlPlane(plain, observer)
     chosen = UcxSettings(
         host=host, transport=settings.transport, window_bytes=window, total_bytes=total
     )
-    return UcxPlane(chosen, clock, observer)
+    return UcxPlane(chosen, observer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from shared.dataplane.deadlines import Deadlines
 from shared.dataplane.flow import Portion
 from shared.errors import Code, TransferError
 
@@ -21,17 +22,28 @@ class LinkLost(TransferError):
 class Transfer:
     """Counts portions. Over when none waits or is on its way, or when its link was fenced."""
 
-    def __init__(self, ticket: str, waiting: Sequence[Portion], limit_s: float) -> None:
+    __slots__ = (
+        *("_begun_s", "_deadlines", "_left", "_waiter", "answered", "failure"),
+        *("limit_s", "over", "portions", "seconds", "ticket"),
+    )
+
+    def __init__(
+        self, ticket: str, waiting: Sequence[Portion], limit_s: float, deadlines: Deadlines
+    ) -> None:
         self.ticket = ticket
-        self.portions = tuple(waiting)
+        self.portions = waiting
         self.limit_s = limit_s
         """Deadline, in the loop's time."""
         self.answered = False
         """The owner said something about it."""
         self.failure: TransferError | None = None
         self.over = False
-        self._left = len(self.portions)
+        self.seconds = 0.0
+        """How long it took, once it is over."""
+        self._begun_s = deadlines.now()
+        self._left = len(waiting)
         self._waiter: asyncio.Future[None] | None = None
+        self._deadlines = deadlines
 
     def portion_ended(self) -> None:
         """A portion has landed or was refused; nothing of it moves any more."""
@@ -52,29 +64,29 @@ class Transfer:
             self.failure = failure
             self._end()
 
-    def start(self) -> None:
-        """Start, or start anew on another link."""
+    def start_anew(self) -> None:
+        """On another link."""
         self.failure, self.over, self._left = None, False, len(self.portions)
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Whether it is over within this time. Cancelling changes nothing about the read."""
-        if self.over or timeout_s <= 0:
-            return self.over
-        loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, self._wake)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-        return self.over
+    def wait(self, limit_s: float) -> asyncio.Future[None]:
+        """What to await until it is `over`, or so long. Cancelling changes nothing about the
+        read. One waits at a time."""
+        if self._waiter is not None:
+            self._deadlines.leave(self._waiter)
+        waiter = self._waiter = self._deadlines.waiter(limit_s)
+        if self.over:
+            self._wake(waiter)
+        return waiter
 
     def _end(self) -> None:
         if not self.over:
             self.over = True
-            self._wake()
+            self.seconds = self._deadlines.now() - self._begun_s
+            if self._waiter is not None:
+                self._wake(self._waiter)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self, waiter: asyncio.Future[None]) -> None:
+        self._waiter = None
+        self._deadlines.leave(waiter)
+        if not waiter.done():
+            waiter.set_result(None)

@@ -10,21 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from shared.clock import Clock
 from shared.dataplane.link_address import NO_DOMAIN, PlaneAddress, memory_domain
 from shared.dataplane.link_parts import LinkSettings, PlaneParts
 from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.link_wire import Lane
 from shared.dataplane.linked import LinkedPlane
 from shared.dataplane.observer import PlaneObserver
+from shared.dataplane.region import Region
 from shared.dataplane.ucx_library import UcxLibrary
 from shared.dataplane.ucx_owner import OwnerLink
 from shared.dataplane.ucx_pump import Pump
 from shared.dataplane.ucx_reader import ReaderLink
 from shared.errors import Code, StartupError, TransferError
-from shared.ids import PageId
 
-_FIRST_PAGE: Final = PageId(0)
 _LANES: Final = {
     "auto": frozenset((Lane.SHM, Lane.TCP)),
     "tcp": frozenset((Lane.TCP,)),
@@ -38,15 +36,16 @@ class UcxSettings(LinkSettings):
 
     transport: str = "auto"
     """'auto': shared memory within one host, TCP across; 'tcp' or 'shm': that only."""
+    compiled: bool = True
+    """Post operations through the C library, where it can be compiled."""
 
 
 class UcxPlane(LinkedPlane):
     """Implements `Plane`. Lives on one event loop."""
 
-    def __init__(
-        self, settings: UcxSettings, clock: Clock, observer: PlaneObserver | None = None
-    ) -> None:
-        super().__init__(_UcxWiring(settings.host, settings.transport), settings, clock, observer)
+    def __init__(self, settings: UcxSettings, observer: PlaneObserver | None = None) -> None:
+        wiring = _UcxWiring(settings.host, settings.transport, settings.compiled)
+        super().__init__(wiring, settings, observer)
 
 
 class _UcxWiring:
@@ -54,25 +53,28 @@ class _UcxWiring:
 
     scheme = "ucx"
 
-    def __init__(self, host: str, transport: str) -> None:
+    def __init__(self, host: str, transport: str, compiled: bool) -> None:
         if transport not in _LANES:
             raise StartupError("transport must be 'auto', 'tcp' or 'shm'")
         self.setting = transport
         self._host = host
+        self._compiled = compiled
         self._domain = NO_DOMAIN
-        self._opened: tuple[PlaneParts, UcxLibrary, Pump] | None = None
+        self._opened: tuple[PlaneParts, UcxLibrary, Pump, Region] | None = None
 
     def open(self, parts: PlaneParts) -> str:
         """Also what takes long the first time."""
         if self.setting != "tcp":
             self._domain = memory_domain()
+        region = Region(parts.memory)
         library = UcxLibrary(
             self._host,
-            cuda=hasattr(parts.memory.run(_FIRST_PAGE, 1), "__cuda_array_interface__"),
+            cuda=region.on_device,
             shared_only=self.setting == "shm",
+            plain=not self._compiled,
         )
         library.prepare(Lane.TCP if self.setting == "tcp" else Lane.SHM)
-        self._opened = (parts, library, Pump())
+        self._opened = (parts, library, Pump(), region)
         return self._domain
 
     def link(self, address: PlaneAddress) -> ReaderLink:

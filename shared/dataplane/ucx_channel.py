@@ -8,199 +8,137 @@ link notices. Runs on the event loop's thread alone. Knows no tickets and no pag
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from shared.dataplane.link_wire import Lane
+from shared.dataplane.region import Region
+from shared.dataplane.ucx_exchange import Exchange
 from shared.dataplane.ucx_library import UcxLibrary, label, lanes
 from shared.dataplane.ucx_pump import Pump
 from shared.errors import Code, TransferError
 
-_BURST: Final = 32
-"""Progress calls at one go."""
-_SWEEP: Final = 64
-"""Unfinished operations looked at per turn: completions come nearly in order."""
 _FENCE_S: Final = 1.0
+_HOST_FENCE_S: Final = 0.02
+_STILL: Final = ("shm", "tcp")
+"""Lanes that move bytes of host memory in our own progress call only."""
 _PARKED: Final[list[object]] = []
-"""Workers whose operations did not end when fenced: kept alive so that UCX never touches freed
-memory. Not expected on host memory."""
-
-
-class Batch:
-    """Operations that end together: `on_end(all of them succeeded)` is called once, on the loop,
-    after `seal` and after the last of them."""
-
-    __slots__ = ("_good", "_left", "_on_end")
-
-    def __init__(self, on_end: Callable[[bool], None]) -> None:
-        self._on_end = on_end
-        self._left = 1
-        self._good = True
-
-    def joined(self) -> None:
-        self._left += 1
-
-    def seal(self) -> None:
-        """No more operations will join."""
-        self.left(True)
-
-    def left(self, good: bool) -> None:
-        self._left -= 1
-        self._good = self._good and good
-        if not self._left:
-            self._on_end(self._good)
-
-
-class _Operation:
-    """A posted send or receive. The array keeps the pages' view alive."""
-
-    __slots__ = ("_array", "batch", "request")
-
-    def __init__(self, request: Any, array: Any, batch: Batch) -> None:
-        self.request = request
-        self._array = array
-        self.batch = batch
+"""Workers whose operations did not end when fenced, as of a message of which a part had come: kept
+alive, never progressed, so that UCX never touches freed memory."""
 
 
 class Channel:
-    """Post operations into batches. After `fence` nothing moves any more."""
+    """Post operations. After `fence` nothing moves any more, and no sink is told anything. `lost`
+    is called when a message of ours could not leave."""
 
-    def __init__(self, library: UcxLibrary, lane: Lane, pump: Pump) -> None:
+    def __init__(
+        self,
+        library: UcxLibrary,
+        lane: Lane,
+        pump: Pump,
+        region: Region,
+        lost: Callable[[], object],
+    ) -> None:
         self._library = library
+        self._lost = lost
         self._pump = pump
+        self.region = region
         self._loop = asyncio.get_running_loop()
         try:
             self._worker = library.worker(lane)
         except library.error as error:
             raise TransferError("UCX cannot make a worker") from error
-        self._advance: Callable[[int], int] = library.advance
-        self._handle: int = self._worker.handle
+        self._exchange = library.exchange(self._worker, region)
         self._endpoint: Any = None
-        self._operations: deque[_Operation] = deque()
-        self._news = True
-        """Something may have completed since the last look."""
-        self._lanes: tuple[str, ...] = ()
+        self._open = False
+        """There is an endpoint, and no fence yet."""
+        self._label = ""
         self.address: bytes = self._worker.address.tobytes()
         self.fenced = False
         self.unsettled = False
         """After `fence`: an operation did not end."""
         self._descriptor: int = self._worker.epoll_file_descriptor
-        self._loop.add_reader(self._descriptor, pump.wake, self)
+        self._asleep = False
+        self.awake = pump.awake
+        """Where we stand while we are moved."""
         pump.wake(self)
 
-    def connect(self, address: bytes) -> None:
-        """Make the endpoint. Raises TransferError: no transport reaches that address."""
+    def connect(self, address: bytes, first_tag: int = 0) -> None:
+        """Make the endpoint; our asks take tags from `first_tag` on. Raises TransferError: no
+        transport reaches that address."""
         try:
             self._endpoint = self._library.endpoint(self._worker, address)
         except self._library.error as error:
             raise TransferError("no transport reaches the peer", Code.WORKER_LOST) from error
+        self._exchange.connect(self._endpoint.handle, first_tag)
+        self._open = not self.fenced
         self._pump.wake(self)
 
-    def send(self, buffer: object, tag: int, batch: Batch) -> None:
-        """Send from `buffer` in place, which must not change until the batch has ended."""
-        endpoint, array = self._open(), self._library.array(buffer)
-        try:
-            request = endpoint.tag_send(array, self._library.tag(tag))
-        except self._library.error as error:
-            raise TransferError("the link is broken", Code.WORKER_LOST) from error
+    def posting(self) -> Exchange:
+        """To post through at once. Raises TransferError where the link is closed."""
+        if not self._open:
+            raise TransferError("the link is closed", Code.WORKER_LOST)
         self._pump.wake(self)
-        if not (request.completed and self._succeeded(request)):  # small ones leave at once
-            self._posted(request, array, batch)
-
-    def receive(self, buffer: object, tag: int, batch: Batch) -> None:
-        """Receive into `buffer` in place. A shorter message ends it too; a longer one fails it."""
-        endpoint, array = self._open(), self._library.array(buffer)
-        try:
-            request = endpoint.tag_recv(array, self._library.tag(tag), self._library.whole_tag)
-        except self._library.error as error:
-            raise TransferError("the link is broken", Code.WORKER_LOST) from error
-        self._posted(request, array, batch)
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        """Transports of the endpoint; true once something was moved."""
-        if not self._lanes and self._endpoint is not None and not self.fenced:
-            self._lanes = lanes(self._endpoint)
-        return self._lanes
+        return self._exchange
 
     @property
     def label(self) -> str:
-        return label(self.lanes)
+        """What the endpoint's transports amount to; true once something was moved."""
+        if not self._label and self._endpoint is not None and not self.fenced:
+            self._label = label(lanes(self._endpoint))
+        return self._label or label(())
 
     def fence(self) -> bool:
         """Close the endpoint and end every operation, without awaiting. True: nothing lands
         or is read any more. False: an operation did not end; its pages must stay untouched."""
         if self.fenced:
             return not self.unsettled
-        self.fenced = True
-        self._loop.remove_reader(self._descriptor)
+        still = self._library.host_only and self.label in _STILL
+        self.fenced, self._open = True, False
+        self.awoken()
         self._pump.drop(self)
+        exchange = self._exchange
         self._worker.progress()
         if self._endpoint is not None:
             self._endpoint.close_blocking()
-        limit_s = self._loop.time() + _FENCE_S
-        while self._operations and self._loop.time() < limit_s:
-            self._worker.progress_once()
-            self._news = True
-            self.deliver()
-        if self._operations:
-            self.unsettled = True
-            _PARKED.append((self._worker, self._endpoint, tuple(self._operations)))
-            stuck, self._operations = self._operations, deque()
-            for operation in stuck:
-                operation.batch.left(False)
+        exchange.stop()
+        limit_s = self._loop.time() + (_HOST_FENCE_S if still else _FENCE_S)
+        exchange.turn(0)
+        while exchange.unfinished and self._loop.time() < limit_s:
+            exchange.turn(0)
+        if exchange.unfinished:
+            self.unsettled = not still
+            _PARKED.append((self._worker, self._endpoint, exchange, self.region))
         self._worker = self._endpoint = None
         return not self.unsettled
 
     # -- the pump's side ---------------------------------------------------------------------
 
-    def advance(self) -> bool:
+    def turn(self, patience_ns: int) -> int:
+        """Sinks may fence us."""
         if self.fenced:
-            return False
-        advance, handle = self._advance, self._handle
-        moved = 0
-        while moved < _BURST and advance(handle):
-            moved += 1
-        self._news = self._news or moved > 0
-        return moved > 0
-
-    def deliver(self) -> bool:
-        """Report what has completed near the front of the queue. Batches may fence us."""
-        if not self._news:
-            return False
-        self._news = False
-        ended: list[_Operation] = []
-        waiting: list[_Operation] = []
-        while self._operations and len(waiting) < _SWEEP:
-            operation = self._operations.popleft()
-            (ended if operation.request.completed else waiting).append(operation)
-        self._operations.extendleft(reversed(waiting))
-        for operation in ended:
-            operation.batch.left(self._succeeded(operation.request))
-        return bool(ended)
+            return 0
+        exchange = self._exchange
+        told = exchange.turn(patience_ns)
+        if exchange.broken and not self.fenced:
+            self._lost()
+        return told
 
     @property
     def expects(self) -> bool:
-        return bool(self._operations)
+        return self._exchange.unfinished > 0
 
     def sleep(self) -> bool:
-        return self.fenced or bool(self._worker.arm())
-
-    def _open(self) -> Any:
-        if self.fenced or self._endpoint is None:
-            raise TransferError("the link is closed", Code.WORKER_LOST)
-        return self._endpoint
-
-    def _posted(self, request: Any, array: Any, batch: Batch) -> None:
-        batch.joined()
-        self._operations.append(_Operation(request, array, batch))
-        self._news = True
-        self._pump.wake(self)
-
-    def _succeeded(self, request: Any) -> bool:
-        try:
-            request.check_error()
-        except self._library.error:
-            return False
+        if not self.fenced:
+            if not self._worker.arm():
+                return False
+            if not self._asleep:
+                self._asleep = True
+                self._loop.add_reader(self._descriptor, self._pump.wake, self)
         return True
+
+    def awoken(self) -> None:
+        """Moved by the pump: its descriptor need not be watched."""
+        if self._asleep:
+            self._asleep = False
+            self._loop.remove_reader(self._descriptor)

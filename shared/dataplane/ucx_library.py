@@ -16,6 +16,10 @@ import struct
 from typing import Any, Final
 
 from shared.dataplane.link_wire import Lane
+from shared.dataplane.native.library import addresses, compiled
+from shared.dataplane.region import Region
+from shared.dataplane.ucx_calls import Calls
+from shared.dataplane.ucx_exchange import Exchange, PlainExchange
 from shared.errors import StartupError
 
 _SIOCGIFADDR: Final = 0x8915
@@ -35,33 +39,26 @@ _MAX_LANES: Final = 16
 class UcxLibrary:
     """One UCX context per kind of link, made when first needed."""
 
-    def __init__(self, host: str, *, cuda: bool, shared_only: bool) -> None:
+    def __init__(self, host: str, *, cuda: bool, shared_only: bool, plain: bool = False) -> None:
         self._devices = network_device(host)
         self._cuda = ",cuda_copy,cuda_ipc" if cuda else ""
         self._shared_only = shared_only
+        self.host_only = not cuda
+        """Pages are in host memory."""
         self._contexts: dict[Lane, Any] = {}
         self._spare: dict[Lane, Any] = {}
         # UCX reads these once, when its shared object is loaded.
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
         try:
-            from ucxx import types
-            from ucxx._lib import arr, libucxx
+            from ucxx._lib import libucxx
         except ImportError as error:
             raise StartupError(f"ucxx cannot be loaded ({error}); install the lock file") from error
         self._api: Any = libucxx
-        self._array: Any = arr.Array
-        self.tag: Any = types.Tag
-        self.whole_tag: Any = types.TagMaskFull
-        """The mask under which a receive matches its own tag only."""
         self.error: type[Exception] = libucxx.UCXError
-
-        # `ucxx` lets other threads have the GIL at each call and then waits for it, 5 ms where
-        # one of them computes in Python. A burst moves a few fragments: it keeps the GIL.
-        self.advance: Any = ctypes.PyDLL("libucp.so.0").ucp_worker_progress
-        """Move what can be moved on a worker's handle; 0 when nothing could."""
-        self.advance.argtypes = (ctypes.c_void_p,)
-        self.advance.restype = ctypes.c_uint
+        self.calls = Calls()
+        self.compiled: Any = None if plain else compiled()
+        """The C half of a link; None where it could not be built."""
 
     def prepare(self, lane: Lane) -> None:
         """Make the next worker of this kind ahead of need: it takes milliseconds."""
@@ -71,6 +68,19 @@ class UcxLibrary:
     def worker(self, lane: Lane) -> Any:
         """A UCX worker with its wake-up descriptor. One thread only: the event loop's."""
         return self._spare.pop(lane, None) or self._make_worker(lane)
+
+    def exchange(self, worker: Any, region: Region) -> Exchange:
+        """In C where that could be compiled."""
+        if self.compiled is None:
+            return PlainExchange(self.calls, worker.handle, region)
+        exchange: Exchange = self.compiled.Exchange(
+            addresses(self.calls.library),
+            worker.handle,
+            region.address,
+            region.page_bytes,
+            region.pages,
+        )
+        return exchange
 
     def _make_worker(self, lane: Lane) -> Any:
         if lane not in self._contexts:
@@ -86,10 +96,6 @@ class UcxLibrary:
         UCX trusts it. Raises `self.error` when no common transport exists."""
         peer = self._api.UCXAddress.create_from_buffer(address)
         return self._api.UCXEndpoint.create_from_worker_address(worker, peer, True)
-
-    def array(self, buffer: object) -> Any:
-        """UCX's view of a host buffer or of a `__cuda_array_interface__`."""
-        return self._array(buffer)
 
     def _options(self, lane: Lane) -> dict[str, str]:
         options = {
@@ -107,7 +113,7 @@ class UcxLibrary:
         if not self._cuda:
             # Receives are posted before they are asked for: below this size the bytes come at
             # once, without one more question and answer between two processes.
-            options["RNDV_THRESH"] = "512k" if lane is Lane.TCP else "128k"
+            options["RNDV_THRESH"] = "512k"
         if self._devices:
             options["NET_DEVICES"] = self._devices
         return options

@@ -7,15 +7,17 @@ not seen a byte of it. Each ask shows a ticket. Sends end before `close_read`, a
 from __future__ import annotations
 
 import asyncio
-from typing import Final
-
-import numpy as np
+import ctypes
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, cast
 
 from shared.dataplane import link_wire as wire
 from shared.dataplane.link_parts import PlaneParts
 from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.observer import Cause
-from shared.dataplane.ucx_channel import Batch, Channel
+from shared.dataplane.region import Region
+from shared.dataplane.ucx_channel import Channel
 from shared.dataplane.ucx_library import UcxLibrary
 from shared.dataplane.ucx_pump import Pump
 from shared.errors import TransferError
@@ -34,22 +36,56 @@ CAUSES: Final = {
 }
 
 
+class _Slot:
+    """Takes one message of asks, and the next when all of these have ended."""
+
+    __slots__ = ("_pinned", "buffer", "left", "where")
+
+    def __init__(self) -> None:
+        self._pinned = (ctypes.c_char * wire.MAX_FRAME_BYTES)()
+        self.buffer = memoryview(self._pinned).cast("B")
+        self.where = ctypes.addressof(self._pinned)
+        self.left = 0
+
+
+_Pages = list[tuple[PageId, Generation]]
+_Asked = tuple[int, int, int, str, tuple[wire.PageRun, ...], _Pages]
+"""Tag, bytes of a page, milliseconds, ticket and runs of an Ask, and its pages by name."""
+
+_AsksIn = Callable[[memoryview, int], "list[_Asked] | None"]
+"""What a frame of so many bytes asks for, in one call; None: link_wire's parsers are to say."""
+
+_Answered = tuple[_Slot, int | None, int, float]
+"""An ask whose messages are on their way: its slot, the read (None where it was refused), its bytes
+and when it began."""
+
+
 class OwnerLink:
     """One accepted connection, from its first byte to the end of its last send."""
 
     def __init__(
-        self, stream: FrameStream, parts: PlaneParts, library: UcxLibrary, pump: Pump
+        self,
+        stream: FrameStream,
+        parts: PlaneParts,
+        library: UcxLibrary,
+        pump: Pump,
+        region: Region,
     ) -> None:
         self._stream = stream
         self._parts = parts
         self._library = library
         self._pump = pump
+        self._region = region
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
         self._reads: dict[int, float] = {}
         """Open reads, and until when the reader may take them."""
+        self._waiting: deque[tuple[_Slot, _Asked]] = deque()
+        """Asks beyond the number of reads that are open at one time."""
+        self._open = 0
         self._watch: asyncio.TimerHandle | None = None
         self._closed = False
+        self._asks_in: _AsksIn = _none if library.compiled is None else library.compiled.asks_in
 
     async def run(self, lanes: frozenset[wire.Lane]) -> None:
         """Serve until the peer leaves or misbehaves."""
@@ -95,116 +131,98 @@ class OwnerLink:
             await self._stream.write(wire.Kind.REFUSAL, b"")
             await self._stream.finish()
             return
-        channel = Channel(self._library, hello.lane, self._pump)
+        channel = Channel(self._library, hello.lane, self._pump, self._region, self.fence)
         self._channel = channel
         channel.connect(hello.address)
         for _ in range(SLOTS):
-            self._listen()
+            self._listen(_Slot())
         welcome = wire.Welcome(SLOTS, channel.address).encode(self._parts.key)
         await self._stream.write(wire.Kind.WELCOME, welcome)
 
     # -- asks --------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        """A free slot takes the next ask."""
-        if self._closed or self._channel is None:
-            return
-        slot = bytearray(wire.MAX_FRAME_BYTES)
+    def _listen(self, slot: _Slot) -> None:
+        """A free slot takes the next message."""
+        if not self._closed and self._channel is not None:
+            exchange = self._channel.posting()
+            exchange.hear(wire.ASK_TAG, slot.where, wire.MAX_FRAME_BYTES, self._heard, slot)
 
-        def heard(good: bool) -> None:
-            self._heard(slot, good)
-
-        batch = Batch(heard)
-        self._channel.receive(slot, wire.ASK_TAG, batch)
-        batch.seal()
-
-    def _heard(self, slot: bytearray, good: bool) -> None:
+    def _heard(self, slot: _Slot, size_bytes: int) -> None:
+        """A message of the reader; below 0: it was too long, or the link is broken."""
         if self._closed:
             return
-        observer = self._parts.observer
         try:
-            if not good:
-                raise wire.FrameError("ask is too long, or the link is broken")
-            kind, body = wire.parse_frame(bytes(slot))
-            match kind:
-                case wire.Kind.PING:
-                    self._listen()
-                case wire.Kind.ASK:
-                    self._answer(wire.parse_ask(body))
-                case _:
-                    raise wire.FrameError("frame is out of order")
+            asks: Sequence[_Asked] | None = self._asks_in(slot.buffer, size_bytes)
+            if asks is None:
+                asks = _parsed(slot.buffer[: max(0, size_bytes)].tobytes())
         except wire.FrameError:
-            observer.turned_away(Cause.MALFORMED)
+            self._parts.observer.turned_away(Cause.MALFORMED)
             self.fence()
+            return
+        slot.left = len(asks)
+        if asks:
+            self._waiting.extend([(slot, ask) for ask in asks])
+            self._go_on()
+        else:
+            self._listen(slot)
+
+    def _go_on(self) -> None:
+        """Answer asks while there is room for open reads."""
+        try:
+            while self._waiting and self._open < SLOTS and not self._closed:
+                self._answer(*self._waiting.popleft())
         except TransferError:
             self.fence()  # the link is broken
         except Exception:  # noqa: BLE001 - broken pages of ours must not take the process down
-            observer.failed(Cause.INTERNAL)
+            self._parts.observer.failed(Cause.INTERNAL)
             self.fence()
 
-    def _answer(self, ask: wire.Ask) -> None:
+    def _answer(self, slot: _Slot, ask: _Asked) -> None:
         """Check every number against our memory, then ask the guard."""
-        memory = self._parts.memory
-        read: int | None = None
+        tag, page_bytes, timeout_ms, ticket, runs, pages = ask
+        region, read = self._region, None
         answer = wire.Answer.REFUSED
-        if ask.page_bytes != memory.page_bytes:
+        for first, generations in runs:
+            if first + len(generations) > region.pages:
+                answer = wire.Answer.OUT_OF_RANGE
+        if page_bytes != region.page_bytes:
             answer = wire.Answer.PAGE_SIZE
-        elif any(run.first + len(run.generations) > memory.pages for run in ask.runs):
-            answer = wire.Answer.OUT_OF_RANGE
+        elif answer is wire.Answer.REFUSED:
+            read = self._parts.guard.open_read(ticket, pages)
+        started_s = self._loop.time()
+        if read is not None:
+            answer = wire.Answer.ACCEPTED
+            self._reads[read] = started_s + timeout_ms / 1000 + _GRACE_S
+            if self._watch is None:
+                self._watch = self._loop.call_later(_WATCH_S, self._expire)
         else:
-            read = self._parts.guard.open_read(ask.ticket, named(ask))
-        if read is None:
-            self._refuse(ask, answer)
-        else:
-            self._send(ask, read)
-
-    def _refuse(self, ask: wire.Ask, answer: wire.Answer) -> None:
-        """The verdict, and for each posted receive a message without content, which ends it."""
-        self._parts.observer.turned_away(CAUSES[answer])
-
-        def told(good: bool) -> None:
-            if good:
-                self._listen()
-            else:
-                self.fence()
-
-        self._say(ask, answer, [_NOTHING] * len(ask.runs), Batch(told))
-
-    def _send(self, ask: wire.Ask, read: int) -> None:
-        memory, started_s = self._parts.memory, self._loop.time()
-        self._reads[read] = started_s + ask.timeout_ms / 1000 + _GRACE_S
-        if self._watch is None:
-            self._watch = self._loop.call_later(_WATCH_S, self._expire)
-
-        def sent(good: bool) -> None:
-            if not good:
-                self.fence()
-            elif read in self._reads:
-                self._close_read(read, settled=True)
-                self._served(size_bytes, self._loop.time() - started_s)
-                self._listen()
-
-        runs = [memory.run(PageId(run.first), len(run.generations)) for run in ask.runs]
-        size_bytes = memory.page_bytes * sum(len(run.generations) for run in ask.runs)
-        self._say(ask, wire.Answer.ACCEPTED, runs, Batch(sent))
-
-    def _say(
-        self, ask: wire.Ask, answer: wire.Answer, contents: list[object], batch: Batch
-    ) -> None:
-        channel = self._channel
-        if channel is None:
+            self._parts.observer.turned_away(CAUSES[answer])
+        if self._channel is None:
             raise TransferError("the link was never opened")
-        verdict = wire.accepted(ask.number)
-        if answer is not wire.Answer.ACCEPTED:
-            verdict = wire.frame(wire.Kind.VERDICT, wire.Verdict(ask.number, answer).encode())
-        channel.send(verdict, ask.tag, batch)
-        for index, content in enumerate(contents, start=1):
-            channel.send(content, ask.tag + index, batch)
-        batch.seal()
+        self._open += 1
+        told = (slot, read, len(pages) * page_bytes, started_s)
+        self._channel.posting().give(runs, tag, answer, self._answered, told)
 
-    def _served(self, size_bytes: int, seconds: float) -> None:
-        label = self._channel.label if self._channel is not None else "unknown"
-        self._parts.observer.served(label, size_bytes, seconds)
+    def _answered(self, told: _Answered, outcome: int) -> None:
+        """Everything that was said to an ask has left, or could not."""
+        if outcome < 0:
+            self.fence()  # closes the reads, once it knows that nothing is sent any more
+            return
+        slot, read, size_bytes, started_s = told
+        self._open -= 1
+        if read is not None and read in self._reads:
+            self._close_read(read, settled=True)
+            label = self._channel.label if self._channel is not None else "unknown"
+            self._parts.observer.served(label, size_bytes, self._loop.time() - started_s)
+        slot.left -= 1
+        try:
+            if not slot.left:
+                self._listen(slot)
+        except TransferError:
+            self.fence()
+            return
+        if self._waiting:
+            self._go_on()
 
     def _expire(self) -> None:
         """A read that outlived its reader's deadline ends with the link."""
@@ -223,12 +241,24 @@ class OwnerLink:
             self._parts.observer.turned_away(Cause.UNSETTLED)
 
 
-_NOTHING: Final = np.empty(0, np.uint8)
+def _none(frame: memoryview, size_bytes: int) -> None:
+    """An _AsksIn where nothing is compiled."""
 
 
-def named(ask: wire.Ask) -> list[tuple[PageId, Generation]]:
-    return [
-        (PageId(run.first + offset), Generation(generation))
-        for run in ask.runs
-        for offset, generation in enumerate(run.generations)
-    ]
+def _parsed(frame: bytes) -> list[_Asked]:
+    """What a message of the reader asks for: nothing, where it only says that it is there. Raises
+    FrameError."""
+    kind, body = wire.parse_frame(frame)
+    if kind is wire.Kind.PING:
+        return []
+    if kind is not wire.Kind.ASK:
+        raise wire.FrameError("frame is out of order")
+    return [(*ask[1:], named(ask)) for ask in wire.parse_asks(body)]
+
+
+def named(ask: wire.Ask) -> _Pages:
+    """The pages as the guard knows them; numbers are ids as they are."""
+    pages: list[tuple[int, int]] = []
+    for first, generations in ask.runs:
+        pages.extend(enumerate(generations, first))
+    return cast("_Pages", pages)

@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
+from shared.dataplane.ucx_exchange import LANDED
+
 SLICE_S: Final = 0.001
 """Longest turn before other callbacks of the loop run."""
 _PEEK_S: Final = 0.00003
+_PEEK_NS: Final = round(_PEEK_S * 1e9)
 """A turn in which nothing moves ends after this: what a callback would do next may be awaited."""
 _LINGER_S: Final = 0.0002
 """Quiet time after which channels go to sleep: about what a wake-up costs both processes."""
 
 
 class Movable(Protocol):
-    def advance(self) -> bool:
-        """Move what can be moved now. True: something did."""
-        ...
-
-    def deliver(self) -> bool:
-        """Report what has ended. True: something had."""
+    def turn(self, patience_ns: int) -> int:
+        """Move what can be moved now, or wait for so long; report what has ended. 0: nothing did
+        move or end. LANDED: as `Pump.pause`."""
         ...
 
     @property
@@ -36,52 +36,67 @@ class Movable(Protocol):
         """Ask to be woken. False: there is something to do first."""
         ...
 
+    def awoken(self) -> None:
+        """It is moved from now on and need not ask."""
+        ...
+
 
 class Pump:
     """One per plane. A channel that wakes is moved until it sleeps or is dropped."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._awake: dict[Movable, None] = {}
+        self.awake: dict[Movable, None] = {}
+        """Those that are moved."""
         self._scheduled = False
         self._moved_s = 0.0
+        self._paused = False
 
     def wake(self, channel: Movable) -> None:
-        """There may be something to move. The descriptor of an awake channel stays readable, so
-        this is called often."""
-        if channel not in self._awake:
-            self._awake[channel] = None
+        """There may be something to move. Called often."""
+        if channel not in self.awake:
+            self.awake[channel] = None
+            channel.awoken()
             self._moved_s = self._loop.time()
             self._schedule()
 
+    def pause(self) -> None:
+        """Someone on the loop got what it waited for: let it run before the next turn."""
+        self._paused = True
+
     def drop(self, channel: Movable) -> None:
-        self._awake.pop(channel, None)
+        self.awake.pop(channel, None)
 
     def _schedule(self) -> None:
-        if not self._scheduled and self._awake:
+        if not self._scheduled and self.awake:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._scheduled = False
         now = started_s = self._loop.time()
-        ended = False
-        while not ended and now - started_s < SLICE_S:
-            moved = False
-            for channel in tuple(self._awake):
-                moved |= channel.advance()
-                ended |= channel.deliver()
+        self._paused = False
+        while not self._paused and now - started_s < SLICE_S:
+            awake = tuple(self.awake)
+            if len(awake) == 1:
+                moved = awake[0].turn(_PEEK_NS)
+            else:
+                moved = max([channel.turn(0) for channel in awake], default=0)
+            if moved == LANDED:
+                self._moved_s = now
+                break
             now = self._loop.time()
-            if moved or ended:
+            if moved:
                 self._moved_s = now
             elif now - max(self._moved_s, started_s) > _PEEK_S:
                 break
-        self._rest(quiet_s=now - self._moved_s)
+        if now > self._moved_s:
+            self._rest(quiet_s=now - self._moved_s)
         self._schedule()
 
     def _rest(self, quiet_s: float) -> None:
         """Let channels sleep that have waited long enough, or that wait for nothing."""
-        for channel in tuple(self._awake):
+        for channel in tuple(self.awake):
             over = quiet_s > _LINGER_S or (quiet_s > 0 and not channel.expects)
             if over and channel.sleep():
                 self.drop(channel)

@@ -1,29 +1,32 @@
 """The reader's end of a link: asks the owner for portions of pages and receives them in place.
 
 Receives are posted before the ask, so an answer costs one way only. Any number of reads share a
-link. Knows nothing of deadlines: the plane gives up by fencing the whole link.
+link, and what is wanted in one turn of the loop is asked for in one message. Knows nothing of
+deadlines: the plane gives up by fencing the whole link.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 from typing import Final
 
 from shared.dataplane import link_wire as wire
 from shared.dataplane.flow import Portion, Turns
 from shared.dataplane.link_address import PlaneAddress
-from shared.dataplane.link_parts import PlaneParts
+from shared.dataplane.link_parts import PlaneParts, Start, long_way
 from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.observer import Cause
+from shared.dataplane.region import Region
 from shared.dataplane.transfer import LinkLost, Transfer
-from shared.dataplane.ucx_channel import Batch, Channel
+from shared.dataplane.ucx_channel import Channel
+from shared.dataplane.ucx_direct import short_way
 from shared.dataplane.ucx_library import UcxLibrary
 from shared.dataplane.ucx_pump import Pump
 from shared.errors import Code, TransferError
 
 _TAG_ROOTS: Final = 1 << 42
+_ACCEPTED: Final = int(wire.Answer.ACCEPTED)
 
 
 class ReaderLink:
@@ -36,19 +39,17 @@ class ReaderLink:
         parts: PlaneParts,
         library: UcxLibrary,
         pump: Pump,
+        region: Region,
     ) -> None:
         self._address = address
         self._lane = lane
         self._parts = parts
         self._library = library
         self._pump = pump
+        self._region = region
         self._turns: Turns[Transfer] = Turns(parts.budget, parts.window_bytes, self._ask_on)
         self._transfers: set[Transfer] = set()
-        self._numbers = itertools.count(1)
-        # Nobody else can guess the tags of our receives.
-        self._tags = itertools.count(
-            (1 + secrets.randbelow(_TAG_ROOTS)) * wire.TAG_STEP, wire.TAG_STEP
-        )
+        self._loop = asyncio.get_running_loop()
         self._stream: FrameStream | None = None
         self._channel: Channel | None = None
         self._open = False
@@ -57,6 +58,7 @@ class ReaderLink:
         self.closed = False
         self.transport = ""
         """What the link really uses; empty until it moved its first pages."""
+        self.start: Start = long_way
 
     async def run(self, connect_timeout_s: float) -> None:
         """Connect, then stay until the peer leaves or `fence` is called."""
@@ -77,8 +79,12 @@ class ReaderLink:
             transfer.cut_off(LinkLost("the peer cannot be reached"))
             return
         self._transfers.add(transfer)
-        self._turns.add(transfer.ticket, transfer, transfer.portions)
-        self._ask_on()
+        portions = transfer.portions
+        if len(portions) == 1 and self._open and self._turns.enter(portions[0]):
+            self._ask((transfer, portions[0]))
+        else:
+            self._turns.add(transfer.ticket, transfer, portions)
+            self._ask_on()
 
     def give_up(self, transfer: Transfer) -> None:
         """Nobody waits for it any more: ask for nothing more."""
@@ -89,7 +95,7 @@ class ReaderLink:
     def fence(self) -> bool:
         """End the link without awaiting. True: nothing lands in our pages through it any more."""
         if not self.closed:
-            self.closed = True
+            self.closed, self._open, self.start = True, False, long_way
             if self._channel is not None:
                 self._settled = self._channel.fence()
             if self._stream is not None:
@@ -110,7 +116,8 @@ class ReaderLink:
         stream = self._stream = FrameStream(*connection)
         if self.closed:
             raise LinkLost("the link was closed while it opened")
-        channel = self._channel = Channel(self._library, self._lane, self._pump)
+        channel = Channel(self._library, self._lane, self._pump, self._region, self.fence)
+        self._channel = channel
         hello = wire.Hello(self._lane, channel.address, self._parts.content)
         await stream.write(wire.Kind.HELLO, hello.encode(key))
         kind, body = await stream.read()
@@ -122,12 +129,12 @@ class ReaderLink:
         welcome = wire.parse_welcome(body)
         if not welcome.proven(key):
             raise wire.FrameError("welcome is not proven")
-        channel.connect(welcome.address)
+        # Nobody else can guess the tags of our receives.
+        first_tag = (1 + secrets.randbelow(_TAG_ROOTS)) * wire.TAG_STEP
+        channel.connect(welcome.address, first_tag)
         self._turns.slots = welcome.slots
         # UCX finishes a connection with the first message: let it be none that someone waits for.
-        ping = Batch(self._ended_well)
-        channel.send(wire.frame(wire.Kind.PING), wire.ASK_TAG, ping)
-        ping.seal()
+        channel.posting().say(wire.ASK_TAG, wire.frame(wire.Kind.PING))
         return stream
 
     def _loss(self, transfer: Transfer) -> TransferError:
@@ -140,84 +147,66 @@ class ReaderLink:
 
     # -- asking ------------------------------------------------------------------------------
 
-    def _ask_on(self) -> None:
-        """Ask for what credit allows."""
-        while self._open and not self.closed:
-            turn = self._turns.next()
-            if turn is None:
-                return
-            try:
-                self._ask(*turn)
-            except TransferError:
-                self.fence()
-            except Exception:  # noqa: BLE001 - our own pages are broken; the process lives on
-                self._parts.observer.failed(Cause.INTERNAL)
-                self.fence()  # part of the receives may be posted
-
-    def _ask(self, transfer: Transfer, portion: Portion) -> None:
-        channel, memory = self._channel, self._parts.memory
-        if channel is None:
-            raise LinkLost("the link was never opened")
-        left_s = transfer.limit_s - asyncio.get_running_loop().time()
-        tag = next(self._tags)
-        ask = wire.Ask(
-            number=next(self._numbers) % (1 << 32),
-            tag=tag,
-            page_bytes=memory.page_bytes,
-            timeout_ms=max(1, min(round(left_s * 1000), wire.MAX_TIMEOUT_MS)),
-            ticket=transfer.ticket,
-            runs=tuple(wire.PageRun(run.source, run.generations) for run in portion.runs),
-        )
-        verdict = bytearray(wire.VERDICT_BYTES)
-
-        def landed(good: bool) -> None:
-            self._landed(transfer, portion, ask.number, verdict if good else b"")
-
-        batch = Batch(landed)
-        channel.receive(verdict, tag, batch)
-        for index, run in enumerate(portion.runs, start=1):
-            channel.receive(memory.run(run.target, run.pages), tag + index, batch)
-        channel.send(wire.frame(wire.Kind.ASK, ask.encode()), wire.ASK_TAG, batch)
-        batch.seal()
-
-    def _landed(
-        self, transfer: Transfer, portion: Portion, number: int, verdict: bytes | bytearray
-    ) -> None:
-        """Every operation of this ask has ended; no `verdict` where one of them failed."""
+    def _landed(self, turn: tuple[Transfer, Portion], answer: int) -> None:
+        """Every run of this portion has ended in the same way; below 0: the link is broken."""
+        if answer < 0:
+            self.fence()
         if self.closed:
             return
-        answer = wire.Answer.ACCEPTED
-        if verdict != wire.accepted(number):
-            try:
-                answer = _answer(verdict, number)
-            except wire.FrameError:
-                self.fence()
-                return
+        transfer, portion = turn
         transfer.answered = True
         self._turns.ended(portion)
-        if answer is not wire.Answer.ACCEPTED:
+        if answer != _ACCEPTED:
             waiting = self._turns.drop(transfer.ticket, transfer)
-            refusal = TransferError(f"the owner refused: {answer.name.lower()}", Code.STALE)
-            transfer.give_up(waiting, refusal)
+            name = wire.Answer(answer).name.lower()
+            transfer.give_up(waiting, TransferError(f"the owner refused: {name}", Code.STALE))
         elif not self.transport and self._channel is not None:
-            self.transport = self._channel.label
-            self._parts.observer.link_opened(self.transport)
+            self._moved_first(self._channel)
         transfer.portion_ended()
-        self._forget_if_over(transfer)
-        self._ask_on()
+        if transfer.over:
+            self._transfers.discard(transfer)
+            self._pump.pause()
+        if self._turns.waits:
+            self._ask_on()
+
+    def _moved_first(self, channel: Channel) -> None:
+        """The link is known to work, and over which transport."""
+        self.transport = channel.label
+        self._parts.observer.link_opened(self.transport)
+        self.start = short_way(
+            self._library.compiled,
+            channel,
+            self._parts,
+            self._turns,
+            self._transfers,
+            self._landed,
+        )
+
+    def _ask_on(self) -> None:
+        """Ask for what credit allows."""
+        while self._open and (turn := self._turns.next()) is not None:
+            self._ask(turn)
+
+    def _ask(self, turn: tuple[Transfer, Portion]) -> None:
+        """Post the receives of a portion, and the ask that goes with them."""
+        transfer, portion = turn
+        left_ms = int((transfer.limit_s - self._loop.time()) * 1000) + 1
+        timeout_ms = left_ms if 0 < left_ms < wire.MAX_TIMEOUT_MS else _clamped(left_ms)
+        try:
+            if self._channel is None:
+                raise LinkLost("the link was never opened")
+            exchange = self._channel.posting()
+            exchange.ask(portion.runs, transfer.ticket, timeout_ms, self._landed, turn)
+        except TransferError:
+            self.fence()
+        except Exception:  # noqa: BLE001 - our own pages are broken; the process lives on
+            self._parts.observer.failed(Cause.INTERNAL)
+            self.fence()  # part of the receives may be posted
 
     def _forget_if_over(self, transfer: Transfer) -> None:
         if transfer.over:
             self._transfers.discard(transfer)
 
-    def _ended_well(self, good: bool) -> None:
-        if not good:
-            self.fence()
 
-
-def _answer(frame: bytes | bytearray, number: int) -> wire.Answer:
-    kind, body = wire.parse_frame(bytes(frame))
-    verdict = wire.parse_verdict(body)
-    if kind is not wire.Kind.VERDICT or verdict.number != number:
-        raise wire.FrameError("verdict of another ask")
-    return verdict.answer
+def _clamped(timeout_ms: int) -> int:
+    return max(1, min(timeout_ms, wire.MAX_TIMEOUT_MS))

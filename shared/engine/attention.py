@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import StepItem
 from shared.engine.host_attention import HostAttention, Workspace
+from shared.engine.native.attention import NativeAttention, fits
+from shared.engine.native.library import Native, native
 from shared.engine.paged_kv import PagedKv
+from shared.errors import StartupError
+from shared.kv.layout import PageLayout
 
 
 class StepAttention(Protocol):
@@ -24,27 +30,53 @@ class StepAttention(Protocol):
 class DeviceAttention:
     """Runs the paged kernels."""
 
-    def __init__(self, kv: PagedKv, items: Sequence[StepItem], heads: int) -> None:
+    def __init__(self, kv: PagedKv, items: Sequence[StepItem], rules: AttentionRules) -> None:
         # Loading Triton costs seconds and memory that a CPU engine never needs.
         from kernels.paged_attention.plan import Span, build
 
         spans = [Span(item.start, len(item.tokens), item.page_table) for item in items]
         self._kv = kv
-        self._plan = build(spans, heads // kv.layout.kv_heads, kv.device)
-        self._scale = kv.layout.head_dim**-0.5
+        self._rules = rules
+        group = rules.heads // kv.layout.kv_heads
+        self._plans = {
+            window: build(spans, group, kv.device, window=window or None)
+            for window in set(rules.windows) or {0}
+        }
 
     def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         from kernels.dispatch import paged_attention
 
-        return paged_attention(
-            self._plan, queries.contiguous(), self._kv.cells[:, layer], self._scale
-        )
+        plan = self._plans[self._rules.window(layer)]
+        cells = self._kv.cells[:, layer]
+        return paged_attention(plan, queries.contiguous(), cells, self._rules.scale)
 
 
 def plan_attention(
-    kv: PagedKv, items: Sequence[StepItem], heads: int, workspace: Workspace
+    kv: PagedKv,
+    items: Sequence[StepItem],
+    rules: AttentionRules,
+    workspace: Workspace,
+    library: ctypes.CDLL | None = None,
 ) -> StepAttention:
-    """The attention of this step on the device that holds the pages."""
+    """The attention of this step on the device that holds the pages. `library`: the CPU's
+    compiled one (float32 queries whatever the pages' dtype); None: torch's."""
     if kv.device.type == "cuda":
-        return DeviceAttention(kv, items, heads)
-    return HostAttention(kv, items, heads, workspace)
+        return DeviceAttention(kv, items, rules)
+    if library is not None:
+        return NativeAttention(library, kv, items, rules)
+    return HostAttention(kv, items, rules, workspace)
+
+
+def host_library(layout: PageLayout, rules: AttentionRules, weights: str) -> ctypes.CDLL | None:
+    """The CPU's compiled operations where there is a compiler and they know the shapes. Raises
+    StartupError where weights in 8 bits need them and there are none."""
+    found = native() if fits(layout, rules) else Native(None, "the model's shape")
+    if found.functions is None and weights == "int8":
+        raise StartupError(f"weights in int8 need the compiled operations: {found.reason}")
+    return found.functions
+
+
+def check_rules(rules: AttentionRules, device: torch.device) -> None:
+    """Raise StartupError where the kernels of this device cannot follow the rules."""
+    if device.type == "cuda" and rules.cap:
+        raise StartupError("capped attention scores run on the CPU only in this release")

@@ -6,23 +6,58 @@ has one token, a prefill item a chunk. Both read and write pages through the pag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from shared.dataplane.plane import PageMemory
+from shared.errors import EngineLost
 from shared.ids import PageId
+from shared.wire.sampling import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Makes seen tokens less likely. Everything it counts is in `history`, so a sequence that is
+    computed again elsewhere is judged alike."""
+
+    repetition: float
+    """Divides positive and multiplies negative logits of tokens of prompt and output."""
+    presence: float
+    frequency: float
+    """Both are taken off the logits of tokens of the output, `frequency` once each time."""
+    history: bytes = field(repr=False)
+    """Token ids of prompt and output so far, 4 bytes each, little-endian."""
+    prompt_tokens: int
+    """So many of them are the client's prompt; the rest is output, of whatever attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Sample the token that follows the item's last position."""
+    """Sample the token that follows the item's last position. The defaults change nothing.
+
+    In this order: bias and bans, penalties, temperature, min_p, top_k, top_p."""
 
     temperature: float
+    """0 is greedy."""
     top_p: float
     seed: int
     position: int
     """Index of the drawn token in the client's stream: (seed, position) fixes the randomness."""
+    top_k: int = 0
+    min_p: float = 0.0
+    bias_ids: tuple[int, ...] = ()
+    biases: tuple[float, ...] = ()
+    banned: tuple[int, ...] = ()
+    """Tokens that cannot be drawn here."""
+    penalties: Penalties | None = None
+    logprobs: int | None = None
+    """Also tell the log-probability of the token and of so many likeliest ones."""
+
+    @property
+    def plain(self) -> bool:
+        """The logits are taken as they are."""
+        return self.penalties is None and not self.bias_ids and not self.banned
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +78,8 @@ class StepResult:
 
     tokens: tuple[int | None, ...]
     seconds: float
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Per item what was asked for. Empty when no item asked."""
 
 
 class Engine(Protocol):
@@ -67,6 +104,20 @@ class Engine(Protocol):
         """Run one step. Raises EngineError; then no item advanced."""
         ...
 
-    def checksums(self, pages: Sequence[PageId]) -> tuple[int, ...]:
-        """xxh3-64 of each whole page, as stored."""
+    def checksums(self, pages: Sequence[PageId], parts: int | None = None) -> tuple[int, ...]:
+        """Of each whole page, as stored: xxh3-64, or its sum over the pieces that `parts` tensor
+        parallel ranks hold; None: as many as this engine has. Raises EngineError."""
+        ...
+
+
+@runtime_checkable
+class Spread(Protocol):
+    """What an engine of several processes has besides."""
+
+    def on_lost(self, tell: Callable[[EngineLost], None]) -> None:
+        """`tell` is called once, from any thread, when the engine can run no more."""
+        ...
+
+    def close(self) -> None:
+        """End the other processes."""
         ...

@@ -24,16 +24,17 @@ from shared.checkpoint.checkpoint import Checkpoint
 from shared.engine.batch import Draw, StepItem, StepResult
 from shared.engine.chance import draw_word
 from shared.engine.checking import Limits, check_items
+from shared.engine.drawing import result_of
+from shared.engine.hashchain_draw import choose
 from shared.engine.host_pages import HostPages
 from shared.errors import EngineError
 from shared.ids import PageId
 from shared.kv.layout import PageLayout
+from shared.wire.sampling import TokenLogprobs
 
 POISONED: Final = 70
 """Exit code of a process that computed the poison token."""
 _LINK_BYTES: Final = 64
-_FIRST_PRINTABLE: Final = 32
-_PRINTABLE: Final = 95
 
 
 class HashchainEngine:
@@ -85,10 +86,13 @@ class HashchainEngine:
             os._exit(POISONED)
         for item in items:
             self._write(item)
-        tokens = tuple(self._draw(item, item.draw) for item in items)
-        return StepResult(tokens, time.perf_counter() - started)
+        drawn = [self._draw(item, item.draw) for item in items if item.draw is not None]
+        tokens, told = [token for token, _ in drawn], [logprobs for _, logprobs in drawn]
+        return result_of(items, tokens, told, time.perf_counter() - started)
 
-    def checksums(self, pages: Sequence[PageId]) -> tuple[int, ...]:
+    def checksums(self, pages: Sequence[PageId], parts: int | None = None) -> tuple[int, ...]:
+        if parts not in (None, 1):
+            raise EngineError("hashchain pages are never split over ranks")
         return self._pages.checksums(pages)
 
     def _link_mask(self, index: int) -> bytes:
@@ -123,9 +127,7 @@ class HashchainEngine:
         place, slot = divmod(item.start - 1, self._layout.block_tokens)
         return self._cells[item.page_table[place], :, slot].tobytes()
 
-    def _draw(self, item: StepItem, draw: Draw | None) -> int | None:
-        if draw is None:
-            return None
+    def _draw(self, item: StepItem, draw: Draw) -> tuple[int, TokenLogprobs | None]:
         end = item.start + len(item.tokens)
         full, rest = divmod(end, self._layout.block_tokens)
         content = xxhash.xxh3_128(self._pages.bytes[list(item.page_table[:full])].data)
@@ -134,4 +136,4 @@ class HashchainEngine:
         content.update(struct.pack("<Q", end))
         if draw.temperature > 0:
             content.update(draw_word(draw.seed, draw.position))
-        return _FIRST_PRINTABLE + content.intdigest() % _PRINTABLE
+        return choose(content, draw)

@@ -1,4 +1,4 @@
-"""Page memory in host RAM: one anonymous mapping, page-aligned, zero until first touched."""
+"""Page memory in host RAM: one mapping, page-aligned, zero until first touched."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from shared.ids import PageId
 class HostPages:
     """Equal pages of raw bytes. Engines view them in their own shape and dtype."""
 
-    def __init__(self, pages: int, page_bytes: int) -> None:
+    def __init__(self, pages: int, page_bytes: int, file: int | None = None) -> None:
+        """`file`: of an open file of that size, for pages that two processes share."""
         try:
-            mapping = mmap.mmap(-1, pages * page_bytes)
+            mapping = mmap.mmap(-1 if file is None else file, pages * page_bytes)
         except (OSError, ValueError, OverflowError) as error:
             raise EngineError(f"cannot map {pages} pages of {page_bytes} bytes") from error
         self.bytes: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8).reshape(pages, page_bytes)

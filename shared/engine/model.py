@@ -1,25 +1,29 @@
-"""The Llama family, forward only: one token matrix for all linear layers, paged attention.
+"""A decoder-only model, forward only: one token matrix for all linear layers, paged attention.
 
-Touvron et al. (2023): RMSNorm before each half, rotary positions, grouped queries, SwiGLU.
+Touvron et al. (2023): RMSNorm before each half, rotary positions, grouped queries, gated MLP.
+What other architectures add is in the spec, and in weights that Llama does not have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import torch.nn.functional as functional
 
 from shared.checkpoint.spec import ModelSpec
 from shared.engine.attention import StepAttention
+from shared.engine.attention_rules import capped
 from shared.engine.batch import StepItem
+from shared.engine.native.attention import NativeAttention
+from shared.engine.native.layers import PlainLayers, plain
+from shared.engine.native.operations import NativeOperations
+from shared.engine.operations import Matrix, Operations, TorchOperations
 from shared.engine.paged_kv import PagedKv
-from shared.engine.rope import angles, rotate_
+from shared.engine.rope import Turn
+from shared.engine.team import Alone, Team
 from shared.engine.weights import LayerWeights, ModelWeights
-
-_FEW_ROWS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,72 +45,149 @@ def step_inputs(kv: PagedKv, items: Sequence[StepItem]) -> StepInputs:
         end += len(item.tokens)
         if item.draw is not None:
             drawn.append(end - 1)
-    positions = [p for item in items for p in range(item.start, item.start + len(item.tokens))]
+    runs = [torch.arange(item.start, item.start + len(item.tokens)) for item in items]
     return StepInputs(
         tokens=torch.tensor([token for item in items for token in item.tokens], device=kv.device),
-        positions=torch.tensor(positions, device=kv.device),
+        positions=torch.cat(runs).to(kv.device),
         new_rows=kv.new_rows(items),
         drawn_rows=torch.tensor(drawn, device=kv.device, dtype=torch.int64),
     )
 
 
-class LlamaModel:
+class DecoderModel:
     """Computes logits and fills pages. Not thread-safe; knows nothing of sequences."""
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, kv: PagedKv) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: ModelWeights,
+        kv: PagedKv,
+        team: Team | None = None,
+        operations: Operations | None = None,
+    ) -> None:
+        """`spec` is the whole model's; a team's rank computes its share. `operations` are those
+        that the weights were placed for; None: torch's. Where they are the library's, it runs
+        all plain layers but the last at once."""
+        self._team: Team = team or Alone()
+        self._spec = spec.shard(self._team.size)
         self._weights = weights
-        self._kv = kv
+        self._operations: Operations = operations or TorchOperations(kv)
+        self._plain: PlainLayers | None = None
+        alone = self._team.size == 1
+        if isinstance(operations, NativeOperations) and alone and plain(spec, weights.layers):
+            self._plain = PlainLayers(spec, weights.layers, operations)
+
+    @property
+    def ranks(self) -> int:
+        """How many compute this model together."""
+        return self._team.size
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        return self._weights.matrix_bytes
 
     def forward(self, inputs: StepInputs, attention: StepAttention) -> torch.Tensor:
         """[drawing item, vocab] float32 logits; keys and values of all tokens are in the pages."""
-        turn = angles(inputs.positions, self._weights.frequencies)
-        hidden = functional.embedding(inputs.tokens, self._weights.embed)
-        last = len(self._weights.layers) - 1
-        for number, layer in enumerate(self._weights.layers):
+        spec, weights = self._spec, self._weights
+        turns = self._turns(inputs.positions)
+        hidden = self._operations.embed(inputs.tokens, weights.embed)
+        if spec.embed_scale != 1.0:
+            hidden = hidden * spec.embed_scale
+        if self._plain is not None and isinstance(attention, NativeAttention):
+            if self._plain.rounded(attention):
+                hidden = self._plain.run_all(hidden, turns, inputs.new_rows, attention)
+                return self._told(hidden)
+            done = len(weights.layers) - 1
+            self._plain.run(done, hidden, turns, inputs.new_rows, attention)
+        else:
+            done = 0
+        hidden = self._run(hidden, done, turns, inputs, attention)
+        return self._told(hidden)
+
+    def _run(
+        self,
+        hidden: torch.Tensor,
+        done: int,
+        turns: tuple[Turn, Turn],
+        inputs: StepInputs,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """The layers from `done` on, operation by operation: [drawing item, hidden]."""
+        layers = self._weights.layers
+        last = len(layers) - 1
+        for number, layer in enumerate(layers[done:], done):
+            turn = turns[self._spec.window(number) > 0]
             queries = self._queries(number, layer, hidden, turn, inputs.new_rows)
             if number == last:
                 break
             mixed = attention.attend(number, queries)
             hidden = self._finish(layer, hidden, mixed)
         if not len(inputs.drawn_rows):
-            return hidden.new_empty((0, self._spec.vocab), dtype=torch.float32)
+            return hidden.new_empty((0, self._spec.hidden))
         mixed = attention.attend(last, queries)[inputs.drawn_rows]
-        hidden = self._finish(self._weights.layers[last], hidden[inputs.drawn_rows], mixed)
-        return project(self._norm(hidden, self._weights.norm), self._weights.head).float()
+        return self._finish(layers[last], hidden[inputs.drawn_rows], mixed)
+
+    def _told(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of the last layer's rows."""
+        spec, weights = self._spec, self._weights
+        if not len(hidden):
+            return hidden.new_empty((0, spec.vocab), dtype=torch.float32)
+        part = self._operations.project(self._norm(hidden, weights.norm), weights.head).float()
+        return capped(self._team.join(part, spec.vocab), spec.logit_cap)
+
+    def _turns(self, positions: torch.Tensor) -> tuple[Turn, Turn]:
+        """Angles of layers without and with a window."""
+        plain = self._weights.rotary.angles(positions)
+        local = self._weights.local_rotary
+        return plain, plain if local is None else local.angles(positions)
 
     def _queries(
         self,
         number: int,
         layer: LayerWeights,
         hidden: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
+        turn: Turn,
         new_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Store the layer's keys and values; give the queries, [token, head, head_dim]."""
         spec = self._spec
-        mixed = project(self._norm(hidden, layer.attn_norm), layer.qkv)
+        mixed = self._operations.project(self._norm(hidden, layer.attn_norm), layer.qkv)
+        if layer.qkv_bias is not None:
+            mixed += layer.qkv_bias
         heads = mixed.view(len(hidden), -1, spec.head_dim)
-        rotate_(heads[:, : spec.heads + spec.kv_heads], *turn)
-        self._kv.write(number, new_rows, heads[:, spec.heads :])
+        if layer.q_norm is not None and layer.k_norm is not None:
+            keys = slice(spec.heads, spec.heads + spec.kv_heads)
+            heads[:, : spec.heads] = self._norm(heads[:, : spec.heads], layer.q_norm)
+            heads[:, keys] = self._norm(heads[:, keys], layer.k_norm)
+        self._operations.turn_and_store(number, heads, turn, new_rows)
         return heads[:, : spec.heads]
 
     def _finish(
         self, layer: LayerWeights, hidden: torch.Tensor, mixed: torch.Tensor
     ) -> torch.Tensor:
-        hidden = hidden + project(mixed.flatten(1), layer.out)
-        gate, up = project(self._norm(hidden, layer.ffn_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden + project(functional.silu(gate) * up, layer.down)
+        hidden = self._onto(hidden, mixed.flatten(1), layer.out, layer.attn_post_norm)
+        both = self._operations.project(self._norm(hidden, layer.ffn_norm), layer.gate_up)
+        return self._onto(hidden, self._gated(both), layer.down, layer.ffn_post_norm)
 
-    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(hidden, (self._spec.hidden,), weight, self._spec.rms_eps)
+    def _onto(
+        self,
+        hidden: torch.Tensor,
+        rows: torch.Tensor,
+        matrix: Matrix,
+        post_norm: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The end of a half: hidden + (all ranks' rows @ matrix.T, normed where it has that)."""
+        if post_norm is None and self._team.size == 1:
+            return self._operations.project(rows, matrix, onto=hidden)
+        half = self._team.sum_(self._operations.project(rows, matrix))
+        return hidden + (half if post_norm is None else self._norm(half, post_norm))
 
+    def _gated(self, both: torch.Tensor) -> torch.Tensor:
+        if self._spec.activation == "silu":
+            return self._operations.silu_gate(both)
+        gate, up = both.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * up
 
-def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """rows @ weight.T, contiguous. A few float32 rows are multiplied the other way round on the
-    CPU, one row as two: measured, that reads the weights up to three times as fast."""
-    count = len(rows)
-    if count > _FEW_ROWS or rows.device.type != "cpu" or rows.dtype != torch.float32:
-        return functional.linear(rows, weight)
-    thin = rows.repeat(2, 1) if count == 1 else rows
-    return torch.mm(weight, thin.t())[:, :count].t().contiguous()
+    def _norm(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._operations.norm(rows, weight, self._spec.rms_eps)

@@ -43,13 +43,15 @@ class PagedKv:
         """[token * k|v * kv_head] row numbers in layer 0 for all tokens of a step, flat."""
         block = self.layout.block_tokens
         per_page = self.layout.layers * self.layer_strips * block
-        starts = [
-            item.page_table[position // block] * per_page + position % block
-            for item in items
-            for position in range(item.start, item.start + len(item.tokens))
-        ]
+        starts = []
+        for item in items:
+            end = item.start + len(item.tokens)
+            first = item.start // block
+            pages = torch.tensor(item.page_table[first : -(-end // block)]) * per_page
+            positions = torch.arange(item.start, end)
+            starts.append(pages[positions // block - first] + positions % block)
         heads = torch.arange(self.layer_strips) * block
-        return (torch.tensor(starts)[:, None] + heads).flatten().to(self.device)
+        return (torch.cat(starts)[:, None] + heads).flatten().to(self.device)
 
     def write(self, layer: int, new_rows: torch.Tensor, values: torch.Tensor) -> None:
         """Store one layer's keys and values, [token, k|v * kv_head, head_dim]."""

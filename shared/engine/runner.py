@@ -2,64 +2,132 @@
 
 from __future__ import annotations
 
-import os
+import ctypes
 import time
 from collections.abc import Sequence
 
 import torch
 
 from shared.checkpoint.checkpoint import Checkpoint
-from shared.engine.attention import plan_attention
+from shared.engine.attention import check_rules, host_library, plan_attention
+from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import StepItem, StepResult
 from shared.engine.checking import Limits, check_items
 from shared.engine.device_pages import DevicePages
+from shared.engine.drawing import result_of
+from shared.engine.graph_plan import graph_plan
+from shared.engine.graphs import DecodeGraphs
 from shared.engine.host_attention import Workspace
 from shared.engine.host_pages import HostPages
-from shared.engine.model import LlamaModel, step_inputs
+from shared.engine.logprobs import score
+from shared.engine.model import DecoderModel, step_inputs
+from shared.engine.native.library import rounds
+from shared.engine.native.operations import NativeOperations
 from shared.engine.paged_kv import DTYPES, PagedKv
 from shared.engine.sampler import sample
+from shared.engine.sharded_pages import ShardedPages
+from shared.engine.team import Alone, Team
+from shared.engine.tuning import HostSetup, Tuned, tune
 from shared.engine.weights import load_weights
 from shared.errors import EngineError, StartupError
 from shared.ids import PageId
 from shared.kv.layout import PageLayout
+from shared.wire.sampling import TokenLogprobs
 
 
 class TorchEngine:
-    """Implements Engine for Llama-family checkpoints. Use from one thread at a time."""
+    """Implements Engine for decoder-only checkpoints. Use from one thread at a time."""
 
     def __init__(
-        self, checkpoint: Checkpoint, model: LlamaModel, kv: PagedKv, pages: HostPages | DevicePages
+        self,
+        checkpoint: Checkpoint,
+        model: DecoderModel,
+        kv: PagedKv,
+        pages: HostPages | DevicePages,
+        tuned: Tuned,
+        library: ctypes.CDLL | None = None,
     ) -> None:
+        """`library` computes attention on the CPU; None: torch does."""
         self._checkpoint = checkpoint
         self._model = model
         self._kv = kv
         self._pages = pages
+        self._memory = ShardedPages(kv.layout, [pages])
         self._workspace = Workspace(kv.dtype)
         self._digest = checkpoint.digest
         spec = checkpoint.spec
+        self._rules = AttentionRules.of(spec.shard(model.ranks))
         self._limits = Limits(spec.vocab, spec.context, pages.pages, kv.layout.block_tokens)
+        self.tuned = tuned
+        self._library = library
+        self._graphs: DecodeGraphs | None = None
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, device: str, layout: PageLayout, pages: int, threads: int
+        cls,
+        checkpoint: Checkpoint,
+        device: str,
+        layout: PageLayout,
+        pages: int,
+        setup: HostSetup,
+        team: Team | None = None,
+        pages_fd: int | None = None,
     ) -> TorchEngine:
         """Read the weights onto the device and allocate the pages; blocks for seconds. Sets the
-        process's torch threads. Raises StartupError, CheckpointError, EngineError."""
+        process's torch threads. `team`: the ranks that share the model, whose share `pages_fd` has
+        the pages of. Raises StartupError, CheckpointError, EngineError."""
         place = _device(device)
-        torch.set_num_threads(threads or _fair_threads())
+        team = team or Alone()
+        layout = layout.shard(team.size)
+        rules = AttentionRules.of(checkpoint.spec.shard(team.size))
+        check_rules(rules, place)
+        dtype = DTYPES[layout.dtype]
+        library = host_library(layout, rules, setup.weights) if place.type == "cpu" else None
+        tuned = tune(checkpoint.tensors, dtype, library, setup)
+        kept = tuned.weights if library else None
         try:
-            weights = load_weights(checkpoint, place, DTYPES[layout.dtype])
-            memory, view = _memory(pages, layout, place)
+            placed = load_weights(
+                checkpoint, place, dtype, team, kept, rounds(library, layout.dtype)
+            )
+            memory, view = _memory(pages, layout, place, pages_fd)
         except torch.OutOfMemoryError as error:
             raise StartupError(
                 f"{device} has no room for the model and {pages} pages of "
                 f"{layout.page_bytes} bytes; lower kv_pages"
             ) from error
         kv = PagedKv(view, layout)
-        return cls(checkpoint, LlamaModel(checkpoint.spec, weights, kv), kv, memory)
+        operations = NativeOperations(library, kv) if library else None
+        model = DecoderModel(checkpoint.spec, placed, kv, team, operations)
+        return cls(checkpoint, model, kv, memory, tuned, library)
+
+    def record_graphs(self, most_sequences: int) -> int:
+        """Record decode steps of up to so many sequences, where the device has graphs; overwrites
+        page 0. How many were recorded. Raises EngineError."""
+        layout = self._kv.layout
+        context = min(self.context_tokens, self._pages.pages * layout.block_tokens)
+        plan = graph_plan(most_sequences, context, layout.block_tokens)
+        graphs = DecodeGraphs.on_device(self._model, self._kv, self._rules, plan)
+        if graphs is None:
+            return 0
+        try:
+            graphs.record_all()
+        except RuntimeError as error:
+            raise EngineError(f"decode steps cannot be recorded: {error}") from error
+        self._graphs = graphs
+        return len(graphs.shapes)
 
     @property
-    def memory(self) -> HostPages | DevicePages:
+    def matrix_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        return self._model.matrix_bytes
+
+    @property
+    def memory(self) -> ShardedPages:
+        return self._memory
+
+    @property
+    def pages(self) -> HostPages | DevicePages:
+        """This rank's piece of the memory."""
         return self._pages
 
     @property
@@ -84,30 +152,46 @@ class TorchEngine:
         if not items:
             return StepResult((), time.perf_counter() - started)
         try:
-            drawn = iter(self._run(items))
+            tokens, told = self._run(items)
         except RuntimeError as error:
             raise EngineError(f"engine step failed: {error}") from error
-        tokens = tuple(None if item.draw is None else next(drawn) for item in items)
-        return StepResult(tokens, time.perf_counter() - started)
+        return result_of(items, tokens, told, time.perf_counter() - started)
 
-    def checksums(self, pages: Sequence[PageId]) -> tuple[int, ...]:
-        return self._pages.checksums(pages)
+    def follow(self, items: Sequence[StepItem]) -> None:
+        """This rank's share of a step that rank 0 runs and draws from. Raises EngineError."""
+        check_items(items, self._limits)
+        try:
+            with torch.inference_mode():
+                self._logits(items)
+        except RuntimeError as error:
+            raise EngineError(f"engine step failed: {error}") from error
+
+    def logits(self, items: Sequence[StepItem]) -> torch.Tensor:
+        """[drawing item, vocab] of a step, for those who compare them; draws nothing. Raises
+        EngineError."""
+        check_items(items, self._limits)
+        with torch.inference_mode():
+            return self._logits(items)
+
+    def checksums(self, pages: Sequence[PageId], parts: int | None = None) -> tuple[int, ...]:
+        return self._memory.checksums(pages, parts or 1)
 
     @torch.inference_mode()
-    def _run(self, items: Sequence[StepItem]) -> list[int]:
-        attention = plan_attention(self._kv, items, self._checkpoint.spec.heads, self._workspace)
-        logits = self._model.forward(step_inputs(self._kv, items), attention)
-        tokens = sample(logits, [item.draw for item in items if item.draw is not None])
+    def _run(self, items: Sequence[StepItem]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        logits = None if self._graphs is None else self._graphs.logits(items)
+        if logits is None:
+            logits = self._logits(items)
+        draws = [item.draw for item in items if item.draw is not None]
+        tokens = sample(logits, draws)
+        told = score(logits, draws, tokens)
         if self._kv.device.type == "cuda":
             # Peers read pages from outside this stream: they must be complete by now.
             torch.cuda.current_stream(self._kv.device).synchronize()
-        return tokens
+        return tokens, told
 
-
-def _fair_threads() -> int:
-    """Half of the CPUs: a decode worker shares a host with a prefill worker, and torch's threads
-    spin, so two that claim every CPU run several times slower than two that share."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+    def _logits(self, items: Sequence[StepItem]) -> torch.Tensor:
+        attention = plan_attention(self._kv, items, self._rules, self._workspace, self._library)
+        return self._model.forward(step_inputs(self._kv, items), attention)
 
 
 def _device(name: str) -> torch.device:
@@ -128,10 +212,10 @@ def _device(name: str) -> torch.device:
 
 
 def _memory(
-    pages: int, layout: PageLayout, device: torch.device
+    pages: int, layout: PageLayout, device: torch.device, pages_fd: int | None
 ) -> tuple[HostPages | DevicePages, torch.Tensor]:
     if device.type == "cuda":
         on_device = DevicePages(pages, layout.page_bytes, device)
         return on_device, on_device.bytes
-    on_host = HostPages(pages, layout.page_bytes)
+    on_host = HostPages(pages, layout.page_bytes, pages_fd)
     return on_host, torch.from_numpy(on_host.bytes)

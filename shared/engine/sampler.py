@@ -9,44 +9,70 @@ import torch
 
 from shared.engine.batch import Draw
 from shared.engine.chance import uniform
+from shared.engine.likeliest import likeliest
+from shared.engine.row_groups import in_groups
+from shared.engine.shaping import shape
 from shared.errors import EngineError
 
-_LIKELY_TOKENS: Final = 1_024
+_GREEDY_BELOW: Final = 1e-5
+"""Temperatures below leave nothing to chance, and float32 could not divide by them."""
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """One token a row of [row, vocab] float32 logits. Temperature 0 takes the highest logit,
-    ties the lowest id. Raises EngineError where a row is not finite."""
+    ties the lowest id. Raises EngineError where a row's highest logit is not finite."""
     if not draws:
         return []
-    if not bool(torch.isfinite(logits).all()):
+    logits = shape(logits, draws)
+    best = logits.argmax(-1)
+    if not bool(logits.gather(1, best[:, None]).isfinite().all()):
         raise EngineError("logits are not finite")
-    tokens: list[int] = logits.argmax(-1).tolist()
-    for row, draw in enumerate(draws):
-        if draw.temperature > 0:
-            tokens[row] = _draw(logits[row], draw)
+    tokens: list[int] = best.tolist()
+    chancy = [row for row, draw in enumerate(draws) if draw.temperature >= _GREEDY_BELOW]
+    for rows, draw in (
+        ([row for row in chancy if not _narrow(draws[row])], _draw_among_all),
+        ([row for row in chancy if _narrow(draws[row])], _draw_among_likeliest),
+    ):
+        for part, some in in_groups(rows, logits):
+            chosen = [draws[row] for row in part]
+            for row, token in zip(part, draw(_weights(some, chosen), chosen), strict=True):
+                tokens[row] = token
     return tokens
 
 
-def _draw(logits: torch.Tensor, draw: Draw) -> int:
-    # Subtracting the peak first keeps tiny temperatures from overflowing.
-    weights = ((logits - logits.max()).double() / draw.temperature).softmax(-1)
-    ids = None
-    if draw.top_p < 1.0:
-        weights, ids = _nucleus(weights, draw.top_p)
-    bounds = weights.cumsum(-1)
-    aim = uniform(draw.seed, draw.position) * bounds[-1]
-    place = int(torch.searchsorted(bounds, aim, right=True))
-    place = min(place, len(bounds) - 1)
-    return place if ids is None else int(ids[place])
+def _narrow(draw: Draw) -> bool:
+    return draw.top_p < 1.0 or draw.top_k > 0 or draw.min_p > 0.0
 
 
-def _nucleus(weights: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fewest most likely tokens that together reach top_p, likeliest first."""
-    likely = min(_LIKELY_TOKENS, len(weights))
-    sizes, ids = torch.topk(weights, likely)
-    if likely < len(weights) and float(sizes.sum()) < top_p:
-        sizes, ids = weights.sort(descending=True, stable=True)
-    before = sizes.cumsum(-1) - sizes
-    kept = max(1, int((before < top_p).sum()))
-    return sizes[:kept], ids[:kept]
+def _weights(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Probabilities at each row's temperature, float32."""
+    heat = torch.tensor([[draw.temperature] for draw in draws], device=logits.device)
+    # Subtracting the peak first keeps small temperatures from overflowing.
+    return (logits - logits.amax(-1, keepdim=True)).div_(heat).softmax(-1)
+
+
+def _draw_among_all(weights: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """By each row's own cumulated weights, in order of the vocabulary."""
+    return _place(weights.cumsum(-1, dtype=torch.float64), draws)[:, 0].tolist()
+
+
+def _draw_among_likeliest(weights: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """By the cumulated weights of the tokens that top_k, top_p and min_p leave, likeliest first."""
+    tokens = [0] * len(draws)
+    for part in likeliest(weights, draws):
+        chosen = [draws[row] for row in part.rows]
+        places = _place(part.bounds, chosen)
+        for row, token in zip(part.rows, part.ids.gather(1, places)[:, 0].tolist(), strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _place(bounds: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """[row, 1]: the first place whose bound is above the row's chance. `bounds` rises along a row
+    to its total; places of weight 0 are never chosen."""
+    chances = [[uniform(draw.seed, draw.position)] for draw in draws]
+    total = bounds[:, -1:]
+    aims = torch.tensor(chances, dtype=torch.float64, device=bounds.device) * total
+    # The least place that reaches the total, for a chance that was rounded up to it.
+    last = torch.searchsorted(bounds, total.contiguous())
+    return torch.minimum(torch.searchsorted(bounds, aims, right=True), last)

@@ -61,9 +61,11 @@ class Page:
     """Name of the content, once sealed; kept also while no lookup finds it."""
     parent: BlockHash | None = None
     findable: bool = False
+    state: State = State.FREE
+    """Follows from `holds` and `findable`; kept because it is asked more often than it moves."""
 
-    @property
-    def state(self) -> State:
+    def derived_state(self) -> State:
+        """What `state` has to be."""
         if not self.holds:
             return State.CACHED if self.findable else State.FREE
         if Hold.LEASE in self.holds:
@@ -91,7 +93,8 @@ class PageTable:
         return iter(self._pages)
 
     def __getitem__(self, page: PageId) -> Page:
-        require(0 <= page < len(self._pages), "a page that was never granted", page)
+        if not 0 <= page < len(self._pages):
+            raise InvariantError(f"a page that was never granted: {page}")
         return self._pages[page]
 
     @property
@@ -114,27 +117,26 @@ class PageTable:
         return page
 
     def hold(self, page: Page, kind: Hold) -> None:
-        before = page.state
-        page.holds[kind] = page.holds.get(kind, 0) + 1
-        self._moved(before, page.state)
+        count = page.holds.get(kind, 0)
+        page.holds[kind] = count + 1
+        if not count:
+            self._moved(page)
 
     def unhold(self, page: Page, kind: Hold) -> bool:
         """Give up one hold. True when nobody holds the page any more: cache or free it now."""
-        before = page.state
         count = page.holds.get(kind, 0)
         require(count > 0, "no such hold to give up", kind, page)
         if count > 1:
             page.holds[kind] = count - 1
-        else:
-            del page.holds[kind]
-        self._moved(before, page.state)
+            return False
+        del page.holds[kind]
+        self._moved(page)
         return not page.holds
 
     def show(self, page: Page, findable: bool) -> None:
         """Lookups can (no longer) find the page."""
-        before = page.state
         page.findable = findable
-        self._moved(before, page.state)
+        self._moved(page)
 
     def free_page(self, page: Page) -> None:
         """Back to the free pages; what it held is forgotten."""
@@ -146,28 +148,34 @@ class PageTable:
     def held(self, pages: Sequence[PageId], kind: Hold) -> list[Page]:
         """The pages, after checking that each has as many `kind` holds as it is named."""
         found = [self[page] for page in pages]
-        for page, wanted in Counter(pages).items():
-            count = self._pages[page].holds.get(kind, 0)
-            if count < wanted:
-                raise InvariantError(f"page {page} has {count} {kind.name}, {wanted} named")
+        once = len(set(pages)) == len(pages)
+        wanted = {} if once else Counter(pages)
+        for page in found:
+            count, least = page.holds.get(kind, 0), 1 if once else wanted[page.page]
+            if count < least:
+                raise InvariantError(f"page {page.page} has {count} {kind.name}, {least} named")
         return found
 
     def check(self) -> None:
         """Every page is in one state, the counters agree, and free pages are truly free."""
-        states = Counter(page.state for page in self._pages)
+        states = Counter(page.derived_state() for page in self._pages)
         states[State.FREE] += self._total - len(self._pages)
         for state, count in self._states.items():
             require(states[state] == count, f"{state.name}: counted {count}, are {states[state]}")
         free = [page.page for page in self._pages if page.state is State.FREE]
         require(sorted(self._free) == free, "the free list differs from the free pages")
         for page in self._pages:
+            require(page.state is page.derived_state(), "a state of the past", page)
             require(all(count > 0 for count in page.holds.values()), "empty hold", page)
             require(page.sealed or page.block is None, "named before its seal", page)
             require(page.block is not None or not page.findable, "found without name", page)
             require(not (page.findable and Hold.WRITE in page.holds), "found torn", page)
             require(page.generation > 0, "never granted", page)
 
-    def _moved(self, before: State, after: State) -> None:
+    def _moved(self, page: Page) -> None:
+        """Its holds or its findability changed."""
+        before, after = page.state, page.derived_state()
         if before is not after:
+            page.state = after
             self._states[before] -= 1
             self._states[after] += 1

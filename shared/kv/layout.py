@@ -6,7 +6,7 @@ Knows nothing of devices, weights or who stores the page.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 LAYOUT_VERSION: Final = 1
@@ -36,6 +36,13 @@ class PageLayout:
             raise ValueError("page layout has a size below 1")
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"page layout has dtype {self.dtype!r}, not one of {[*DTYPE_BYTES]}")
+
+    def shard(self, parts: int) -> PageLayout:
+        """Of the pages that one of `parts` equal ranks holds: a range of the KV heads. Raises
+        ValueError when the heads do not divide."""
+        if parts < 1 or self.kv_heads % parts:
+            raise ValueError(f"{self.kv_heads} KV heads cannot be split over {parts} ranks")
+        return replace(self, kv_heads=self.kv_heads // parts)
 
     @property
     def page_shape(self) -> tuple[int, int, int, int, int]:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from shared.errors import Code, RefusedError
 from shared.ids import BlockHash, Epoch, WorkerId
 from shared.kv.radix import Removed, Stored
+from shared.telemetry.metrics import Metrics
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
 from shared.wire.workers import BlockCount
 
@@ -33,6 +34,21 @@ class BlockSource(Protocol):
     def digest(self) -> tuple[int, str]:
         """Count of those blocks and the sum of their names mod 2^128, as 32 hex characters."""
         ...
+
+
+class Evictions:
+    """Counts the blocks that a worker's cache gave up for others."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        counter = metrics.counter(
+            "baton_page_evictions_total", "Cached pages given to others.", ("reason",)
+        )
+        self._capacity = counter.labels("capacity")
+
+    def seen(self, events: Iterable[Stored | Removed]) -> None:
+        gone = sum(len(event.blocks) for event in events if isinstance(event, Removed))
+        if gone:
+            self._capacity.inc(gone)
 
 
 class BlockJournal:

@@ -21,17 +21,19 @@ from shared.ids import BlockHash, Epoch, WorkerId
 from shared.kv.radix import Removed, Stored
 from shared.runtime.journal import BlockJournal, BlockSource
 from shared.runtime.leader import Leader
+from shared.runtime.measured import Measured
 from shared.runtime.retry import Sender
 from shared.runtime.service import Scope
 from shared.wire import subjects
 from shared.wire.blocks import BlockSnapshot, SnapshotRequest
 from shared.wire.codec import Message
-from shared.wire.requests import Refused
+from shared.wire.requests import Acknowledged, Refused
 from shared.wire.workers import (
     CostModel,
     Heartbeat,
     Registered,
     RegisterWorker,
+    SwitchRole,
     WorkerLoad,
     WorkerLost,
 )
@@ -86,6 +88,8 @@ class Membership:
 
     def __init__(self, scope: Scope, traits: Traits, report: Report) -> None:
         self.worker = WorkerId(scope.settings.worker_id)
+        self.measured = Measured()
+        """Goes out with the next heartbeat."""
         self._scope = scope
         self._traits = traits
         self._report = report
@@ -95,6 +99,7 @@ class Membership:
         self._beat_due_s = 0.0
         self._wake = asyncio.Event()
         self._peers_lost: set[WorkerId] = set()
+        self._may_serve = ""
         self._leader = Leader()
         self._fenced = scope.metrics.counter("baton_fenced_total", "Refused as outdated.", ("by",))
         self._unsent = scope.metrics.counter(
@@ -120,6 +125,13 @@ class Membership:
         scope.bus.on_reconnect(self.beat_soon)
         scope.tasks.create_task(self._speak(), name="membership")
         return epoch
+
+    async def take_orders(self, to: str) -> None:
+        """From now on the leading scheduler may order this process to serve `to`."""
+        subject = subjects.switch(self._scope.role, self.worker)
+        await self._scope.bus.subscribe(subject, self._ordered, concurrency=1)
+        self._may_serve = to
+        self.beat_soon()
 
     def beat_soon(self) -> None:
         """Send a heartbeat now: the state changed, or the connection came back."""
@@ -211,12 +223,13 @@ class Membership:
 
     def _heartbeat(self, peers_lost: tuple[WorkerId, ...]) -> Heartbeat:
         traits = self._traits
+        steps, links = self.measured.take()
         return Heartbeat(
             worker=self.worker,
             role=self._scope.role,
             epoch=self.epoch,
             sequence=self._beats,
-            state=self._state,
+            state="stuck" if self._scope.liveness.obstacle else self._state,
             model_digest=traits.model_digest,
             layout_digest=traits.layout_digest,
             block_tokens=self._scope.settings.block_tokens,
@@ -227,6 +240,10 @@ class Membership:
             blocks=self._journal.count(),
             peers_lost=peers_lost,
             page_bytes=traits.page_bytes,
+            steps=steps,
+            links=links,
+            switchable=bool(self._may_serve),
+            turning=self._scope.turning.to,
         )
 
     async def _publish(self, subject: str, message: Message, kind: str) -> None:
@@ -234,6 +251,27 @@ class Membership:
             await self._scope.bus.publish(subject, message, Headers(epoch=self.epoch))
         except BusError:
             self._unsent.labels(kind).inc()
+
+    async def _ordered(self, delivery: Delivery) -> Acknowledged:
+        """Drain and come back in the other role. Only this incarnation, only from the leader."""
+        order = delivery.message
+        if not isinstance(order, SwitchRole):
+            raise RefusedError("not an order to serve another role", Code.INVALID_PARAMETER)
+        if (order.worker, order.epoch) != (self.worker, self.epoch):
+            raise RefusedError("the incarnation that this is for is gone", Code.STALE)
+        if not self._leader.accepts(order.leader_epoch, self._scope.clock.now()):
+            self._fenced.labels("leader_epoch").inc()
+            raise RefusedError("a newer scheduler leads", Code.STALE)
+        if order.to != self._may_serve:
+            raise RefusedError("this worker cannot serve that role", Code.INVALID_PARAMETER)
+        if self._scope.stopping.is_set() or self._state != "ready":
+            if self._scope.turning.to == order.to:
+                return Acknowledged()
+            raise RefusedError("the worker is draining", Code.DRAINING)
+        self._scope.log.event("worker.turning", to=order.to)
+        self._scope.turning.begin(order.to)
+        self.beat_soon()
+        return Acknowledged()
 
     async def _answer_snapshot(self, delivery: Delivery) -> BlockSnapshot:
         if not isinstance(delivery.message, SnapshotRequest):

@@ -1,12 +1,14 @@
 """What the outside may ask a process on loopback, and the file that says where to ask.
 
-GET /livez /readyz /metrics /accounting. Answers from memory only; knows no service.
+GET /livez /readyz /metrics /accounting, and /admin/<name> where the app has a method `view`.
+Answers from memory only; knows no service.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -14,10 +16,10 @@ import orjson
 from aiohttp import web
 
 from shared.errors import StartupError
+from shared.runtime.liveness import Liveness
 from shared.telemetry.metrics import Metrics
 
 LOOPBACK: Final = "127.0.0.1"
-_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Probed(Protocol):
@@ -29,13 +31,14 @@ class Probed(Protocol):
 
 
 class Probes:
-    """The probe listener. Live as soon as it listens (a stuck loop does not answer); ready when
+    """The probe listener. Live while nothing that `liveness` watches is stuck; ready when besides
     `show` was called, the app says so, and `draining` is false."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, liveness: Liveness) -> None:
         self.port = 0
         self.draining = False
         self._metrics = metrics
+        self._liveness = liveness
         self._app: Probed | None = None
         self._runner: web.AppRunner | None = None
 
@@ -46,6 +49,7 @@ class Probes:
         site.router.add_get("/readyz", self._readyz)
         site.router.add_get("/metrics", self._render)
         site.router.add_get("/accounting", self._accounting)
+        site.router.add_get("/admin/{view}", self._view)
         self._runner = web.AppRunner(site, access_log=None, keepalive_timeout=15)
         await self._runner.setup()
         listener = web.TCPSite(self._runner, LOOPBACK, port)
@@ -66,19 +70,33 @@ class Probes:
             await self._runner.cleanup()
 
     async def _livez(self, request: web.Request) -> web.Response:
+        obstacle = self._liveness.obstacle
+        if obstacle:
+            return web.Response(text=f"stuck: {obstacle}\n", status=503)
         return web.Response(text="alive\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
         word = "draining" if self.draining else "loading"
         if not self.draining and self._app is not None:
             word = "ready" if self._app.ready() else "not ready"
+        if self._liveness.obstacle:
+            word = "stuck"
         return web.Response(text=f"{word}\n", status=200 if word == "ready" else 503)
 
     async def _render(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
+        body, kind = self._metrics.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": kind})
 
     async def _accounting(self, request: web.Request) -> web.Response:
         found = {} if self._app is None else self._app.accounting()
+        return web.Response(body=orjson.dumps(found), content_type="application/json")
+
+    async def _view(self, request: web.Request) -> web.Response:
+        """The app's `view(name)` as JSON; it gives None for a name that is none."""
+        look: Callable[[str], object] | None = getattr(self._app, "view", None)
+        found = None if look is None else look(request.match_info["view"])
+        if found is None:
+            return web.Response(text="there is no such view\n", status=404)
         return web.Response(body=orjson.dumps(found), content_type="application/json")
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Protocol, TypeVar
 
@@ -21,17 +21,24 @@ from shared.bus.traffic import Traffic
 from shared.clock import Clock, SystemClock
 from shared.config import ProcessSettings, load
 from shared.errors import StartupError
+from shared.ids import WorkerId
 from shared.kv.layout import LAYOUT_VERSION
+from shared.runtime.figures import FiguresDesk
+from shared.runtime.liveness import Liveness, Watchdog
 from shared.runtime.probes import LOOPBACK, Probes, RunFile
+from shared.runtime.turning import EXIT_TURNED, Turning
 from shared.telemetry.log import Log, capture_libraries
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.trace import Tracer
+from shared.wire import subjects
 
 Settings = TypeVar("Settings", bound=ProcessSettings)
 
 EXIT_STARTUP: Final = 2
 EXIT_FAILED: Final = 1
 _LAG_PERIOD_S: Final = 0.1
+_LOOP_LIMIT_S: Final = 60.0
+"""An event loop that runs no timer for so long is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,10 @@ class Scope:
     """Set by the first SIGTERM or SIGINT."""
     probe_port: int
     run_file: RunFile
+    liveness: Liveness = field(default_factory=Liveness)
+    """Where an app names what must not grow old, e.g. the engine call under way."""
+    turning: Turning = field(default_factory=Turning)
+    """Begun by the order to serve the other role: the process drains, as after a signal."""
 
 
 class App(Protocol):
@@ -87,7 +98,8 @@ def launch(role: str, kind: type[Settings], build: Callable[[Scope, Settings], A
 
 
 def main(role: str, settings: ProcessSettings, build: Callable[[Scope], App]) -> int:
-    """Run one service to its end. 0: drained; 2: could not start (one line says what to do)."""
+    """Run one service to its end. 0: drained; 75: drained for the other role; 2: could not start
+    (one line says what to do)."""
     try:
         return asyncio.run(_Process(role, settings, build).run(), debug=False)
     except StartupError as error:
@@ -115,9 +127,12 @@ class _Process:
         worker = settings.worker_id
         self._log = Log(role, worker, settings.log_level, settings.log_format, clock=self._clock)
         self._metrics = Metrics()
-        self._probes = Probes(self._metrics)
+        self._liveness = Liveness()
+        self._ticked_s = self._clock.now()
+        self._probes = Probes(self._metrics, self._liveness)
         self._run_file = RunFile(settings.run_dir, worker)
         self._stopping = asyncio.Event()
+        self._turning = Turning()
         self._living = False
         self._signals = 0
 
@@ -137,6 +152,7 @@ class _Process:
                     self._metrics,
                 )
                 exits.push_async_callback(tracer.close)
+                self._keep_watch(exits)
                 await self._probes.start(settings.probe_port)
                 exits.push_async_callback(self._probes.close)
                 bus = await NatsBus.connect(
@@ -155,6 +171,14 @@ class _Process:
                 raise
             self._log.event("service.interrupted", level="warning")
             return EXIT_FAILED
+
+    def _keep_watch(self, exits: AsyncExitStack) -> None:
+        def stuck(reason: str) -> None:
+            self._log.event("service.stuck", level="error", reason=reason)
+
+        watchdog = Watchdog(self._liveness, stuck)
+        watchdog.start()
+        exits.callback(watchdog.close)
 
     def _name_build(self) -> None:
         build = self._metrics.gauge("baton_build", "Always 1.", ("version", "layout"))
@@ -185,7 +209,11 @@ class _Process:
                     stopping=self._stopping,
                     probe_port=self._probes.port,
                     run_file=self._run_file,
+                    liveness=self._liveness,
+                    turning=self._turning,
                 )
+                subject = subjects.figures(self._role, WorkerId(self._settings.worker_id))
+                await bus.subscribe(subject, FiguresDesk(self._metrics).answer, concurrency=1)
                 await self._run_app(self._build(scope), scope)
                 raise _Finished
         except BaseExceptionGroup as group:
@@ -195,15 +223,17 @@ class _Process:
         scope.tasks.create_task(self._measure_lag(), name="loop-lag")
         runner = scope.tasks.create_task(app.run(scope), name=self._role)
         stop = scope.tasks.create_task(self._stopping.wait(), name="stop")
+        turn = scope.tasks.create_task(self._turning.asked.wait(), name="turn")
         self._probes.show(app)
         self._log.event("service.started", pid=os.getpid(), probe_port=self._probes.port)
-        await asyncio.wait({runner, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({runner, stop, turn}, return_when=asyncio.FIRST_COMPLETED)
         if runner.done():
             return
         self._probes.draining = True
-        self._log.event("service.draining", drain_s=self._settings.drain_s)
+        limit_s = self._settings.drain_s
+        self._log.event("service.draining", drain_s=limit_s, turning=self._turning.to)
         try:
-            async with asyncio.timeout(self._settings.drain_s):
+            async with asyncio.timeout(limit_s):
                 await app.drain()
                 await asyncio.wait({runner})
         except TimeoutError:
@@ -213,8 +243,9 @@ class _Process:
         """The exit code for how the TaskGroup ended. A StartupError passes through alone."""
         _, failures = group.split(_Finished)
         if failures is None:
-            self._log.event("service.stopped")
-            return 0
+            turned = bool(self._turning.to) and not self._signals
+            self._log.event("service.stopped", turning=self._turning.to if turned else "")
+            return EXIT_TURNED if turned else 0
         for error in _leaves(failures):
             if isinstance(error, StartupError):
                 raise error from None
@@ -238,10 +269,15 @@ class _Process:
         lag = self._metrics.histogram(
             "baton_loop_lag_seconds", "How late the event loop runs its timers."
         )
+        self._ticked_s = self._clock.now()
+        self._liveness.watch(
+            "event loop", lambda: self._clock.now() - self._ticked_s, _LOOP_LIMIT_S
+        )
         while True:
             due_s = self._clock.now() + _LAG_PERIOD_S
             await asyncio.sleep(_LAG_PERIOD_S)
-            lag.observe(max(0.0, self._clock.now() - due_s))
+            self._ticked_s = self._clock.now()
+            lag.observe(max(0.0, self._ticked_s - due_s))
 
 
 def _version() -> str:

@@ -5,16 +5,31 @@ Owns the registry and the bucket choices; knows nothing about what is counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    generate_latest,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample as PromSample
 
 TIME_BUCKETS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
 TOKEN_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Token latencies, as the GenAI conventions draw them."""
+
+_OPEN: Final = "application/openmetrics-text"
+_OPEN_TYPE: Final = f"{_OPEN}; version=1.0.0; charset=utf-8"
+_TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _Made = TypeVar("_Made", Counter, Gauge, Histogram)
 
@@ -57,9 +72,39 @@ class Metrics:
             lambda: Histogram(name, help, labels, buckets=buckets, registry=self._registry),
         )
 
-    def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def render(self, accept: str = "", more: Iterable[Metric] = ()) -> tuple[bytes, str]:
+        """All metrics and some more, and the content type: Prometheus' text format, or
+        OpenMetrics with exemplars for whoever accepts that."""
+        everything = _Everything(self._registry, tuple(more))
+        if _OPEN in accept:
+            # Our names need no escaping; escaped by default they would lose their colons.
+            text: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+                everything, openmetrics.ALLOWUTF8
+            )
+            return text, _OPEN_TYPE
+        return generate_latest(everything), _TEXT_TYPE
+
+    def raw(self, name: str) -> list[PromSample]:
+        """All samples of one metric, with buckets. Empty: it was never asked for."""
+        made = self._made.get(name)
+        if made is None:
+            return []
+        return [sample for family in made[0].collect() for sample in family.samples]
+
+    def samples(
+        self, names: Sequence[str], most: int
+    ) -> list[tuple[str, Mapping[str, str], float]]:
+        """Name, labels and value of every sample of these metrics, of histograms only sum and
+        count; finite values, at most so many."""
+        found: list[tuple[str, Mapping[str, str], float]] = [
+            (sample.name, sample.labels, float(sample.value))
+            for name in names
+            if name in self._made
+            for family in self._made[name][0].collect()
+            for sample in family.samples
+            if not sample.name.endswith(("_bucket", "_created")) and math.isfinite(sample.value)
+        ]
+        return found[:most]
 
     def value(self, name: str, **labels: str) -> float:
         """The present value of one sample (0 when it never moved). For tests and accounting."""
@@ -76,3 +121,20 @@ class Metrics:
         if type(metric) is not kind or made_labels != tuple(labels):
             raise ValueError(f"metric {name} exists with another kind or other labels")
         return metric
+
+
+class _Everything(Collector):
+    """What a registry collects, and some more."""
+
+    def __init__(self, registry: CollectorRegistry, more: Sequence[Metric]) -> None:
+        self._registry = registry
+        self._more = more
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._registry.collect()
+        yield from self._more
+
+
+def exemplar(trace_id: str) -> dict[str, str] | None:
+    """Names the trace in which a value was seen."""
+    return {"trace_id": trace_id} if trace_id else None

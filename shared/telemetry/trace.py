@@ -1,6 +1,6 @@
-"""Spans of one process: W3C context as plain strings, OTLP export in a background thread.
+"""Spans of one process: W3C context as plain strings, export in background threads.
 
-Nothing here waits on the request path: spans go to a bounded queue, and what cannot be exported
+Nothing here waits on the request path: spans go to bounded queues, and what cannot be exported
 is dropped and counted. Content (prompts, outputs) is never an attribute.
 """
 
@@ -8,78 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from types import TracebackType
 from typing import Final
 
-from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
-from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, get_current_span
-from opentelemetry.trace import Span as ApiSpan
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.sdk.trace.export import SpanExporter
 
 from shared.clock import Clock
 from shared.config import STANDARD_OTLP
+from shared.telemetry.context import below, derived, read_context
 from shared.telemetry.metrics import Metrics
+from shared.telemetry.otlp_http import OtlpHttp
+from shared.telemetry.span import Kind, Span, Value
 from shared.telemetry.span_queue import SpanQueue
+from shared.telemetry.standard import StandardExport
 
-Value = str | bool | int | float | Sequence[str]
-"""What an attribute may be."""
+__all__ = ["Kind", "Span", "Tracer", "Value", "trace_id"]
 
-EXPORT_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 1.0
-
-_propagator: Final = TraceContextTextMapPropagator()
-_NO_CONTEXT: Final = Context()
-
-
-class Span:
-    """An open span. End it once, on every path; a second `end` changes nothing."""
-
-    __slots__ = ("_clock", "_span", "traceparent")
-
-    def __init__(self, span: ApiSpan, clock: Clock) -> None:
-        self._span = span
-        self._clock = clock
-        self.traceparent = _traceparent(span.get_span_context())
-
-    def set(self, name: str, value: Value) -> None:
-        self._span.set_attribute(name, value)
-
-    def event(self, name: str, attributes: Mapping[str, Value] | None = None) -> None:
-        """A moment inside the span."""
-        self._span.add_event(name, attributes, timestamp=self._clock.unix_ns(self._clock.now()))
-
-    def end(self, error: str | None = None) -> None:
-        """Close it; `error` is a code of ours, and marks the span as failed."""
-        if error is not None and self._span.is_recording():
-            self._span.set_attribute("error.type", error)
-            self._span.set_status(StatusCode.ERROR)
-        if self._span.is_recording():
-            self._span.end(self._clock.unix_ns(self._clock.now()))
-
-    def __enter__(self) -> Span:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.end(None if error is None else str(getattr(error, "code", type(error).__name__)))
 
 
 class Tracer:
     """Makes spans for one service. `endpoint` is a full OTLP/HTTP URL, STANDARD_OTLP (the
-    OTEL_EXPORTER_OTLP_* variables decide), or None: spans are made but sent nowhere. A test passes
-    `exporter` to receive each span at its end."""
+    OTEL_EXPORTER_OTLP_* variables decide), several of them with commas between, or None: spans
+    only carry their context on. A test passes `exporter` to receive each span at its end."""
 
     def __init__(
         self,
@@ -92,17 +44,19 @@ class Tracer:
         exporter: SpanExporter | None = None,
     ) -> None:
         self._clock = clock
-        resource = Resource.create(
-            {"service.name": f"baton-{service}", "service.instance.id": worker}
-        )
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._queue: SpanQueue | None = None
+        resource = {"service.name": f"baton-{service}", "service.instance.id": worker}
+        self._queues: list[SpanQueue] = []
+        self._ended = None
         if exporter is not None:
-            self._provider.add_span_processor(SimpleSpanProcessor(exporter))
+            self._ended = StandardExport(resource, exporter).one
         elif endpoint is not None:
-            self._queue = SpanQueue(_exporter(endpoint), metrics or Metrics())
-            self._provider.add_span_processor(self._queue)
-        self._tracer = self._provider.get_tracer("baton")
+            counted = metrics or Metrics()
+            for place in endpoint.split(","):
+                standard = place == STANDARD_OTLP
+                export = StandardExport(resource) if standard else OtlpHttp(place, resource)
+                self._queues.append(SpanQueue(export, counted))
+            only = self._queues[0].put if len(self._queues) == 1 else self._put_everywhere
+            self._ended = only
 
     def start(
         self,
@@ -111,13 +65,25 @@ class Tracer:
         attributes: Mapping[str, Value] | None = None,
         links: Sequence[str] = (),
         *,
-        kind: SpanKind = SpanKind.INTERNAL,
+        kind: Kind = Kind.INTERNAL,
         start_s: float | None = None,
+        only: bool = False,
     ) -> Span:
         """Open a span under `parent` (a traceparent; empty or bad: a new trace). `start_s` is a
-        monotonic instant of the clock, default now."""
-        moment = self._clock.now() if start_s is None else start_s
-        return Span(self._open(name, parent, attributes, links, kind, moment), self._clock)
+        monotonic instant of the clock, default now. With `only` it is the one of its name there:
+        its id follows from the parent's, so that others can name it."""
+        above = read_context(parent) if parent else None
+        context = below(above) if above is None or not only else derived(above, name)
+        span = Span(name, context, above, kind, self._clock, self._ended if context.flags else None)
+        if self._ended is None or not context.flags:
+            return span
+        clock = self._clock
+        span.start_ns = clock.unix_ns(clock.now() if start_s is None else start_s)
+        if attributes:
+            span.attributes.update(attributes)
+        if links:
+            span.links = tuple(found for link in links if (found := read_context(link)) is not None)
+        return span
 
     def record(
         self,
@@ -127,21 +93,36 @@ class Tracer:
         end_s: float,
         attributes: Mapping[str, Value] | None = None,
         links: Sequence[str] = (),
+        *,
+        kind: Kind = Kind.INTERNAL,
+        events: Sequence[tuple[float, str]] = (),
     ) -> str:
-        """A span that already happened, from two monotonic instants. Returns its traceparent."""
-        span = self._open(name, parent, attributes, links, SpanKind.INTERNAL, start_s)
-        error = (attributes or {}).get("error.type")
-        if error is not None:
-            span.set_status(StatusCode.ERROR)
-        span.end(self._clock.unix_ns(max(start_s, end_s)))
-        return _traceparent(span.get_span_context())
+        """A span that already happened, from two monotonic instants; so did its events. Returns
+        its traceparent."""
+        span = self.start(name, parent, attributes, links, kind=kind, start_s=start_s)
+        span.failed = "error.type" in span.attributes
+        if events and span.start_ns:
+            unix_ns = self._clock.unix_ns
+            span.events = [(moment, unix_ns(at_s), {}) for at_s, moment in events]
+        span.end_at(max(start_s, end_s))
+        return span.traceparent
+
+    async def flush(self) -> None:
+        """Send what has ended by now, within about a second, and go on."""
+        for queue in self._queues:
+            await asyncio.to_thread(queue.flush, CLOSE_TIMEOUT_S)
 
     async def close(self) -> None:
         """Send what is queued, for about a second; the rest is lost and counted."""
+        if not self._queues:
+            return
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def finish() -> None:
-            self._provider.shutdown()
+            for queue in self._queues:
+                queue.close()
+            for queue in self._queues:
+                queue.join()
             with contextlib.suppress(RuntimeError):  # the loop may be gone by then
                 loop.call_soon_threadsafe(done.set)
 
@@ -150,58 +131,18 @@ class Tracer:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await done.wait()
         except TimeoutError:
-            if self._queue is not None:
-                self._queue.abandon()
+            for queue in self._queues:
+                queue.abandon()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S / 4):
                     await done.wait()
 
-    def _open(
-        self,
-        name: str,
-        parent: str,
-        attributes: Mapping[str, Value] | None,
-        links: Sequence[str],
-        kind: SpanKind,
-        start_s: float,
-    ) -> ApiSpan:
-        contexts = [_context(link) for link in links]
-        return self._tracer.start_span(
-            name,
-            context=_parent(parent),
-            kind=kind,
-            attributes=attributes,
-            links=[Link(context) for context in contexts if context.is_valid],
-            start_time=self._clock.unix_ns(start_s),
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+    def _put_everywhere(self, span: Span) -> None:
+        for queue in self._queues:
+            queue.put(span)
 
 
 def trace_id(traceparent: str) -> str:
     """The 32 hex characters of the trace, or '' when there is none."""
-    context = _context(traceparent)
-    return f"{context.trace_id:032x}" if context.is_valid else ""
-
-
-@lru_cache(maxsize=4096)
-def _parent(traceparent: str) -> Context:
-    """Of one request nearly all spans have the same few parents."""
-    if not traceparent:
-        return _NO_CONTEXT
-    return _propagator.extract({"traceparent": traceparent}, _NO_CONTEXT)
-
-
-def _context(traceparent: str) -> SpanContext:
-    return get_current_span(_parent(traceparent)).get_span_context()
-
-
-def _traceparent(context: SpanContext) -> str:
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-
-def _exporter(endpoint: str) -> SpanExporter:
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # losses are counted, not logged
-    if endpoint == STANDARD_OTLP:
-        return OTLPSpanExporter()
-    return OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+    context = read_context(traceparent)
+    return "" if context is None else context.trace_id

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from shared.errors import WireError
-from shared.wire import blocks, requests, workers
+from shared.wire import blocks, requests, views, workers
 
 VERSION: Final = 1
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -36,7 +36,7 @@ _INT_LIMIT: Final = 2**64
 
 def _registry() -> dict[str, type]:
     found: dict[str, type] = {}
-    for module in (requests, workers, blocks):
+    for module in (requests, workers, blocks, views):
         for name, value in vars(module).items():
             if dataclasses.is_dataclass(value) and value.__module__ == module.__name__:
                 found[name] = typing.cast(type, value)

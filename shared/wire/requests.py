@@ -7,8 +7,17 @@ worker sends it, (worker, epoch); applying one twice changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from shared.ids import Attempt, BlockHash, Epoch, Generation, PageId, RequestId, WorkerId
+from shared.wire.sampling import Sampling as Sampling
+from shared.wire.sampling import TokenLogprobs
+
+BETWEEN_RANKS: Final = "|"
+"""Joins the plane addresses of a worker's ranks."""
+
+TOP_PRIORITY: Final = 100
+"""Priorities of requests and jobs are -TOP_PRIORITY to TOP_PRIORITY, higher is sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +29,10 @@ class WorkerRef:
     plane_address: str
     """Opaque to everyone but the data plane adapter."""
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen. Temperature 0 is greedy; `seed` is always set."""
-
-    temperature: float
-    top_p: float
-    seed: int
-    """int64. The draw at a position depends on (seed, position) alone."""
-    max_tokens: int
-    """Tokens still to emit in this attempt."""
-    stop_token_ids: tuple[int, ...]
-    """Generation ends when one is drawn; the token itself counts but has no text."""
-    ignore_eos: bool = False
+    @property
+    def ranks(self) -> int:
+        """Tensor parallel ranks of this worker: each has an address of its own."""
+        return self.plane_address.count(BETWEEN_RANKS) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,19 @@ class PlaceRequest:
     """Attempts of this request that failed after they had begun to run."""
     signature: str = ""
     """Digest of the client's prompt: knows the same request again, tells nothing about it."""
+    near: WorkerRef | None = None
+    """A decode worker that holds the prompt's pages: colocated there, if it still serves."""
+    tenant: str = ""
+    """Whose fair share it counts against."""
+    priority: int = 0
+    """-100..100, higher is sooner."""
+    affinity_key: str = ""
+    """Requests of one session: they prefer the pair of the last one."""
+    expected_output_tokens: int = 0
+    """A forecast, never a limit. 0: unknown."""
+    ttft_slo_s: float = 0.0
+    tpot_slo_s: float = 0.0
+    """Latency objectives of this request. 0: those of the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,11 @@ class Candidate:
     prefill: WorkerId | None
     decode: WorkerId
     score_s: float
+    """What the policy made least; its own unit for a policy that does not count seconds."""
     terms: dict[str, float]
     note: str
+    lost: str = ""
+    """Why another one was chosen; empty for the chosen one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +124,12 @@ class Placement:
     estimated_ttft_s: float
     reason: str
     candidates: tuple[Candidate, ...]
+    policy: str = ""
+    """Name of the rule that chose."""
+    fetch_from: WorkerRef | None = None
+    """Who has further blocks of the prefix that are cheaper to copy than to compute."""
+    fetch_blocks: int = 0
+    """How many, after `cached_blocks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +146,10 @@ class PlacementEnded:
     """Of `failed`, incarnations that died while they computed this attempt."""
     emitted: int = 0
     """Tokens that this attempt had added to the client's stream."""
+    ttft_s: float = 0.0
+    """From the placement to the first token, as the gateway saw it. 0: there was none."""
+    tpot_s: float = 0.0
+    """Mean time of each further token of this attempt. 0: there was none."""
 
 
 # -- jobs: gateway -> workers --------------------------------------------------------------
@@ -149,6 +174,10 @@ class DecodeJob:
     deadline_s: float
     epoch: Epoch = Epoch(0)  # noqa: RUF009 - an int
     """The incarnation that was placed: another one under its name refuses. 0: any."""
+    priority: int = 0
+    """-100 to 100, higher is sooner: order of the batch and of giving way."""
+    kvpool: WorkerRef | None = None
+    """A pool node that may keep this sequence's blocks while it had to give way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +197,12 @@ class PrefillJob:
     deadline_s: float
     epoch: Epoch = Epoch(0)  # noqa: RUF009 - an int
     """As in `DecodeJob`."""
+    priority: int = 0
+    """-100 to 100, higher is sooner: its turn among those that wait."""
+    fetch_from: WorkerRef | None = None
+    """Whom placement chose to copy blocks from; None: `kvpool` is asked for all there may be."""
+    fetch_until: int = 0
+    """With `fetch_from`: leading blocks of the prompt that the copy was planned for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +261,8 @@ class PagesReady:
     """'stop' or 'length' when the first token already ended the request."""
     cached_tokens: int
     """Prompt tokens that prefill did not compute (device, pool)."""
+    first_logprobs: TokenLogprobs | None = None
+    """Of the first token, where the job asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +328,8 @@ class TokenEntry:
     """'stop' | 'length' after the last token; else None."""
     cached_tokens: int | None = None
     """Set in the first entry of an attempt: prompt tokens found in a cache."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token id where the job asked for them, else none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,11 @@ LOST: Final = "baton.cluster.lost"
 SERVING: Final = "baton.cluster.serving"
 """Broadcast by the leading scheduler: ClusterStatus."""
 
+CLUSTER: Final = "baton.scheduler.cluster"
+"""Request to the leading scheduler: AskCluster -> ClusterSeen."""
+CLIENT_GONE: Final = "baton.server.client_gone"
+"""Said by the message server itself, in its own words: a client's connection ended."""
+
 EPOCHS: Final = "baton-epochs"
 BUCKETS: Final = (EPOCHS,)
 """JetStream key-value buckets that the scheduler alone may make, read and write."""
@@ -41,6 +46,16 @@ def block_events(role: str, worker: WorkerId) -> str:
 def snapshot(role: str, worker: WorkerId) -> str:
     """Request: SnapshotRequest -> BlockSnapshot."""
     return f"baton.snapshot.{role}.{worker}"
+
+
+def switch(role: str, worker: WorkerId) -> str:
+    """Request of the leading scheduler: SwitchRole -> Acknowledged | Refused."""
+    return f"baton.switch.{role}.{worker}"
+
+
+def figures(role: str, worker: WorkerId) -> str:
+    """Request: AskFigures -> Figures."""
+    return f"baton.figures.{role}.{worker}"
 
 
 def job(role: str, worker: WorkerId) -> str:
@@ -73,16 +88,33 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "publish": (
             PLACE,
             PLACEMENT_ENDED,
+            CLUSTER,
+            "baton.figures.*.*",
             "baton.scheduler.register.gateway.*",
             "baton.heartbeat.gateway.*",
             "baton.prefill.*.job",
             "baton.decode.*.job",
         ),
-        "subscribe": ("baton.gateway.*.tokens", LOST, SERVING),
+        "subscribe": ("baton.gateway.*.tokens", "baton.figures.gateway.*", LOST, SERVING),
     },
     "scheduler": {
-        "publish": ("baton.snapshot.*.*", LOST, SERVING),
-        "subscribe": (PLACE, PLACEMENT_ENDED, REGISTRATIONS, HEARTBEATS, BLOCK_EVENTS),
+        "publish": (
+            "baton.snapshot.*.*",
+            "baton.switch.prefill.*",
+            "baton.switch.decode.*",
+            LOST,
+            SERVING,
+        ),
+        "subscribe": (
+            PLACE,
+            PLACEMENT_ENDED,
+            CLUSTER,
+            REGISTRATIONS,
+            HEARTBEATS,
+            BLOCK_EVENTS,
+            CLIENT_GONE,
+            "baton.figures.scheduler.*",
+        ),
     },
     "prefill": {
         "publish": (
@@ -97,6 +129,8 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "baton.prefill.*.job",
             "baton.prefill.*.leases",
             "baton.snapshot.prefill.*",
+            "baton.figures.prefill.*",
+            "baton.switch.prefill.*",
             LOST,
         ),
     },
@@ -107,11 +141,14 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "baton.blocks.decode.*",
             "baton.prefill.*.leases",
             "baton.gateway.*.tokens",
+            "baton.kvpool.*.blocks",
         ),
         "subscribe": (
             "baton.decode.*.job",
             "baton.decode.*.pages",
             "baton.snapshot.decode.*",
+            "baton.figures.decode.*",
+            "baton.switch.decode.*",
             LOST,
         ),
     },
@@ -121,7 +158,12 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "baton.heartbeat.kvpool.*",
             "baton.blocks.kvpool.*",
         ),
-        "subscribe": ("baton.kvpool.*.blocks", "baton.snapshot.kvpool.*", LOST),
+        "subscribe": (
+            "baton.kvpool.*.blocks",
+            "baton.snapshot.kvpool.*",
+            "baton.figures.kvpool.*",
+            LOST,
+        ),
     },
 }
 """Per role: subjects it may publish and subscribe, besides its own inbox `_INBOX_<role>.>`.

@@ -60,6 +60,30 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSample:
+    """One measured step of the engine."""
+
+    new_tokens: int
+    """Prompt tokens computed in it."""
+    cached_tokens: int
+    """Tokens before them."""
+    sequences: int
+    """That got one token each."""
+    context_tokens: int
+    """That those attend to, together."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """One measured read of a peer's pages."""
+
+    peer: WorkerId
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCount:
     """Anti-entropy: number and sum (mod 2^128, hex) of held block hashes at `sequence`."""
 
@@ -77,7 +101,7 @@ class Heartbeat:
     epoch: Epoch
     sequence: int
     state: str
-    """'ready' or 'draining'; 'ended' once, on the way out."""
+    """'ready', 'draining' or 'stuck' (no progress); 'ended' once, on the way out."""
     model_digest: str
     layout_digest: str
     block_tokens: int
@@ -90,6 +114,26 @@ class Heartbeat:
     """Peers that this worker could not reach on the data plane since the last beat."""
     page_bytes: int = 0
     """Size of one page, for transfer estimates; 0: unknown."""
+    steps: tuple[StepSample, ...] = ()
+    """A few of the steps since the last beat: the scheduler learns from them."""
+    links: tuple[LinkSample, ...] = ()
+    switchable: bool = False
+    """Its supervisor starts it again in the other role when the leading scheduler asks for that."""
+    turning: str = ""
+    """The role for which it is draining, by such an order; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRole:
+    """The leading scheduler orders a worker to drain and to come back in role `to`. Answered with
+    `Acknowledged` or `Refused`; idempotent."""
+
+    worker: WorkerId
+    epoch: Epoch
+    """The incarnation that is meant: any other one refuses."""
+    leader_epoch: Epoch
+    to: str
+    """'prefill' or 'decode'."""
 
 
 @dataclass(frozen=True, slots=True)

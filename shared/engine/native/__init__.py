@@ -1,0 +1,1 @@
+"""The CPU's own products, norms and attention: C sources, and what calls them."""

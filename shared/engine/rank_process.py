@@ -1,0 +1,74 @@
+"""One follower of a tensor-parallel worker, as a process: computes what rank 0 sends.
+
+    python -m shared.engine.rank_process SOCKET_FD PAGES_FD      (started by rank 0 alone)
+
+Ends when rank 0 is gone, and with one line on stderr when it cannot go on itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import Final
+
+from shared.checkpoint.geometry import page_layout
+from shared.checkpoint.opening import open_checkpoint
+from shared.engine.rank_group import RankGroup
+from shared.engine.rank_wire import RankLink, RankOrder, unpack_step
+from shared.engine.runner import TorchEngine
+from shared.engine.tuning import HostSetup
+from shared.errors import BatonError, EngineError
+
+UP: Final = "up"
+READY: Final = "ready"
+DONE: Final = "done"
+
+
+def main() -> None:
+    socket_fd, pages_fd = (int(word) for word in sys.argv[1:3])
+    # The terminal's Ctrl-C reaches the whole group; rank 0 decides when this ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = RankLink(socket.socket(fileno=socket_fd))
+    try:
+        engine = _load(link, pages_fd)
+    except BatonError as error:
+        link.send({"error": error.message})
+        return
+    link.send(READY)
+    follow(engine, link)
+
+
+def follow(engine: TorchEngine, link: RankLink) -> None:
+    """Step after step until rank 0 goes or a step fails."""
+    while True:
+        try:
+            message = link.receive()
+        except EngineError:
+            return
+        try:
+            engine.follow(unpack_step(message))
+        except EngineError as error:
+            link.send({"error": error.message})
+            return
+        link.send(DONE)
+
+
+def _load(link: RankLink, pages_fd: int) -> TorchEngine:
+    fields = link.receive()
+    if not isinstance(fields, dict):
+        raise EngineError("a rank was started without its order")
+    order = RankOrder(**fields)
+    link.send(UP)
+    team = RankGroup(order.rank, order.size, order.meeting_file)
+    checkpoint = open_checkpoint(order.model_path)
+    layout = page_layout(checkpoint, order.dtype, order.block_tokens)
+    setup = HostSetup(order.threads, order.weights)
+    return TorchEngine.load(checkpoint, "cpu", layout, order.pages, setup, team, pages_fd)
+
+
+if __name__ == "__main__":
+    main()
+    # Other threads (gloo's) may wait for ranks that are gone.
+    os._exit(0)

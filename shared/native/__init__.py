@@ -1,0 +1,1 @@
+"""C sources of ours: compiled once for this processor, loaded, or done without."""
