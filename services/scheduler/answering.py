@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from services.scheduler.cluster_view import cluster_seen
 from services.scheduler.core.events import Event, LeadLost, LeadTaken
 from services.scheduler.core.leadership import StepBack, TakeLead
 from services.scheduler.core.machine import SchedulerMachine
@@ -16,12 +17,14 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.store import EpochStore
 from shared.bus.bus import Delivery, Subscription
 from shared.errors import BusError, Code, RefusedError
-from shared.ids import Epoch
+from shared.ids import Epoch, WorkerId
 from shared.runtime.service import Scope
-from shared.telemetry.trace import Span
+from shared.telemetry.jobs import hop
+from shared.telemetry.trace import Kind, Span
 from shared.wire import subjects
 from shared.wire.codec import Message
 from shared.wire.requests import Placement, PlaceRequest, Refused
+from shared.wire.views import AskCluster
 from shared.wire.workers import Registered, RegisterWorker
 
 _AGAIN_S: Final = 0.25
@@ -85,6 +88,7 @@ class Answering:
             bus = self._scope.bus
             self._open.append(await bus.subscribe(subjects.REGISTRATIONS, self._register))
             self._open.append(await bus.subscribe(subjects.PLACE, self._place))
+            self._open.append(await bus.subscribe(subjects.CLUSTER, self._look))
         if self._lead is not lead:
             return
         self._scope.run_file.update(epoch=lead.epoch)
@@ -106,6 +110,13 @@ class Answering:
         self._scope.log.event("worker.epoch_taken", peer=ask.worker, peer_epoch=epoch)
         return Registered(ask.worker, epoch, Epoch(self._core.roster.leader_epoch))
 
+    async def _look(self, delivery: Delivery) -> Message:
+        ask = delivery.message
+        if not isinstance(ask, AskCluster):
+            raise RefusedError("not a question about the cluster", Code.INVALID_PARAMETER)
+        leader = WorkerId(self._scope.settings.worker_id)
+        return cluster_seen(self._core, leader, ask.prefixes, self._scope.clock.now())
+
     async def _place(self, delivery: Delivery) -> Message:
         """While our lease has run out, whoever asks is sent away for a moment."""
         ask = delivery.message
@@ -115,17 +126,22 @@ class Answering:
         with self._scope.tracer.start(
             "scheduler.place",
             delivery.headers.traceparent,
-            {"baton.request.id": ask.request, "baton.attempt": ask.attempt},
+            {
+                "baton.request.id": ask.request,
+                "baton.attempt": ask.attempt,
+                **hop(subjects.PLACE, "process"),
+            },
+            kind=Kind.CONSUMER,
         ) as span:
             reply = self._apply(ask)
             if reply is None:
                 raise RefusedError("this scheduler does not lead now", Code.LOADING, _AGAIN_S)
-            _describe(span, reply)
+            _describe(span, reply, self._core, began)
         self._metrics.placed(reply, self._scope.clock.now() - began)
         return reply
 
 
-def _describe(span: Span, reply: Placement | Refused) -> None:
+def _describe(span: Span, reply: Placement | Refused, core: SchedulerMachine, now: float) -> None:
     """The reasons as span attributes, and one event per candidate."""
     match reply:
         case Refused():
@@ -138,8 +154,42 @@ def _describe(span: Span, reply: Placement | Refused) -> None:
             span.set("baton.place.estimate_ttft_s", reply.estimated_ttft_s)
             span.set("baton.place.cached_blocks", reply.cached_blocks)
             span.set("baton.place.leader_epoch", reply.leader_epoch)
-            for candidate in reply.candidates:
-                pair = f"{candidate.prefill or 'colocated'} + {candidate.decode}"
-                span.event(
-                    "candidate", {"pair": pair, "score_s": candidate.score_s, **candidate.terms}
-                )
+            span.set("baton.place.policy", reply.policy)
+            span.set("baton.place.fetch_blocks", reply.fetch_blocks)
+            if reply.fetch_from is not None:
+                span.set("baton.place.fetch_from", reply.fetch_from.worker)
+            _describe_reuse(span, reply, core, now)
+            _describe_candidates(span, reply)
+
+
+def _describe_reuse(span: Span, reply: Placement, core: SchedulerMachine, now: float) -> None:
+    """Tokens of the prompt by where they are, and how old our word for it is."""
+    computing = core.cluster.get((reply.prefill or reply.decode).worker)
+    if computing is None:
+        return
+    size = computing.report.block_tokens
+    found = {"device": reply.cached_blocks * size, "host": 0, "disk": 0, "peer": 0}
+    if reply.fetch_from is not None:
+        source = core.cluster.get(reply.fetch_from.worker)
+        pooled = source is not None and source.report.role == "kvpool"
+        found["host" if pooled else "peer"] = reply.fetch_blocks * size
+    for tier, tokens in found.items():
+        span.set(f"baton.place.reuse.{tier}_tokens", tokens)
+    span.set("baton.place.index_age_s", max(0.0, now - computing.seen))
+
+
+def _describe_candidates(span: Span, reply: Placement) -> None:
+    """Every candidate, the chosen one without `lost`; and by how much the next one lost."""
+    for candidate in reply.candidates:
+        pair = f"{candidate.prefill or 'colocated'} + {candidate.decode}"
+        said = {"pair": pair, "note": candidate.note, "lost": candidate.lost}
+        span.event("candidate", {**said, "score_s": candidate.score_s, **candidate.terms})
+    losers = [candidate for candidate in reply.candidates if candidate.lost]
+    winner = next((c for c in reply.candidates if not c.lost), None)
+    second = losers[0] if losers and winner is not None else None
+    if second is None or winner is None:
+        span.set("baton.place.runner_up", "")
+        span.set("baton.place.margin", 0.0)
+        return
+    span.set("baton.place.runner_up", f"{second.prefill or 'colocated'} + {second.decode}")
+    span.set("baton.place.margin", second.score_s - winner.score_s)

@@ -7,31 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Final
 
+from services.scheduler import views
 from services.scheduler.announcing import Announcing
 from services.scheduler.answering import Answering
+from services.scheduler.collecting import Collecting
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.balance.balance import OrderSwitch, Planned
 from services.scheduler.core.events import (
     Action,
     Answer,
+    AskPresence,
     AskSnapshot,
     BusLost,
     BusRestored,
     Declare,
+    Disconnected,
     Event,
+    Presence,
     SnapshotFailed,
+    SwitchAnswered,
     Tick,
 )
 from services.scheduler.core.machine import SchedulerMachine, SchedulerSettings
-from services.scheduler.core.placement import PlacementSettings
 from services.scheduler.core.recovery import RetrySettings
+from services.scheduler.event_log import EventLogFile
 from services.scheduler.lease import LeaseKeeper
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.store import EpochStore
 from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
-from shared.errors import BusError, Code, StartupError
+from shared.errors import BusError, Code, NoResponder, StartupError
 from shared.ids import Epoch, WorkerId
 from shared.runtime.service import Scope
 from shared.wire import subjects
@@ -50,6 +58,9 @@ _TICK_S: Final = 0.25
 _SETTLE_BEATS: Final = 1.5
 _SNAPSHOT_TIMEOUT_S: Final = 5.0
 _MAX_SNAPSHOTS: Final = 64
+_ORDER_TIMEOUT_S: Final = 2.0
+_PRESENCE_TIMEOUT_S: Final = 1.0
+_NO_PART: Final = SnapshotRequest(1_000_000)
 
 
 class SchedulerApp:
@@ -67,6 +78,7 @@ class SchedulerApp:
         self._snapshots: set[tuple[str, int]] = set()
         self._metrics = SchedulerMetrics(scope.metrics)
         self._done = asyncio.Event()
+        self._log: EventLogFile | None = None
 
     async def run(self, scope: Scope) -> None:
         """Until drained. Raises StartupError when the store cannot be reached."""
@@ -87,13 +99,25 @@ class SchedulerApp:
         scope.tasks.create_task(answering.run(), name="answering")
         announcing = Announcing(scope, self._core, self._keeper.leads)
         scope.tasks.create_task(announcing.run(), name="announcing")
-        while not self._done.is_set():
-            self._observe_bus()
-            self._apply(Tick())
-            self._metrics.show(self._core, scope.clock.now(), leading=self._keeper.leads())
-            await asyncio.sleep(_TICK_S)
+        await self._tick_until_done(self._core, self._keeper)
         self._keeper.resign()
         await asyncio.wait({holding})
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    async def _tick_until_done(self, core: SchedulerMachine, keeper: LeaseKeeper) -> None:
+        collecting, placed = Collecting(), core.deciding.sequence
+        try:
+            while not self._done.is_set():
+                self._observe_bus()
+                self._apply(Tick())
+                self._metrics.show(core, self._scope.clock.now(), leading=keeper.leads())
+                collecting.tick(asked=core.deciding.sequence != placed)
+                placed = core.deciding.sequence
+                await asyncio.sleep(_TICK_S)
+        finally:
+            collecting.stop()
 
     def ready(self) -> bool:
         """Leading or standing by, connected, and long enough here to have heard every worker."""
@@ -116,6 +140,10 @@ class SchedulerApp:
             "kept_out": core.poison.kept_out if core else 0,
         }
 
+    def view(self, name: str) -> object | None:
+        """GET /admin/models, /admin/placements, /admin/index, /admin/balance."""
+        return None if self._core is None else views.view(self._core, name)
+
     async def drain(self) -> None:
         """A scheduler holds nothing that must be finished, but its lease."""
         self._done.set()
@@ -129,9 +157,15 @@ class SchedulerApp:
             lost_after_s=config.lost_after_s,
             settled_at=self._settled_at,
             route=config.route,
-            placement=PlacementSettings(config.colocate_below_tokens),
+            placement=config.placement(),
             retries=RetrySettings(config.retry_share, config.retry_floor),
+            index_bytes=config.index_bytes,
+            balance=config.balance(),
+            reconnect_s=config.reconnect_s,
         )
+        if config.event_log:
+            path = Path(config.event_log.replace("{worker}", config.worker_id))
+            self._log = EventLogFile(path, settings, config.seed)
         return SchedulerMachine(settings, random.Random(config.seed))
 
     async def _subscribe(self) -> None:
@@ -139,6 +173,7 @@ class SchedulerApp:
         await bus.subscribe(subjects.HEARTBEATS, self._take_in, concurrency=1)
         await bus.subscribe(subjects.BLOCK_EVENTS, self._take_in, concurrency=1)
         await bus.subscribe(subjects.PLACEMENT_ENDED, self._take_in)
+        await bus.watch(lambda role, name: self._hear(Disconnected(WorkerId(name), role)))
 
     async def _take_in(self, delivery: Delivery) -> None:
         """Reports count only on the subject of the worker that they name: the server lets a
@@ -153,6 +188,7 @@ class SchedulerApp:
             ):
                 self._apply(event)
             case PlacementEnded() as ended:
+                self._metrics.ended(ended)
                 self._apply(ended)
             case _:
                 self._metrics.refused.inc()
@@ -173,7 +209,11 @@ class SchedulerApp:
             return None
         keeper.leads()
         answer: Placement | Refused | None = None
-        for action in core.handle(event, self._scope.clock.now()):
+        now = self._scope.clock.now()
+        actions = core.handle(event, now)
+        if self._log is not None:
+            self._log.write(now, event, actions)
+        for action in actions:
             match action:
                 case Answer(reply):
                     answer = reply
@@ -194,6 +234,12 @@ class SchedulerApp:
                 if key not in self._snapshots and len(self._snapshots) < _MAX_SNAPSHOTS:
                     self._snapshots.add(key)
                     self._scope.tasks.create_task(self._snapshot(action, key), name="snapshot")
+            case OrderSwitch():
+                self._scope.tasks.create_task(self._order(action), name="order")
+            case Planned(event, worker, to, reason):
+                self._scope.log.event(event, peer=worker, to=to, reason=reason)
+            case AskPresence():
+                self._scope.tasks.create_task(self._look_for(action), name="presence")
             case Answer():
                 raise AssertionError("an answer has no task")
 
@@ -202,6 +248,18 @@ class SchedulerApp:
             await self._scope.bus.publish(subject, message, Headers())
         except BusError:
             self._scope.log.event("scheduler.unsent", level="warning", subject=subject)
+
+    async def _order(self, action: OrderSwitch) -> None:
+        """Silence is no answer: the order is repeated, and heartbeats tell what became of it."""
+        order = action.order
+        try:
+            reply = await self._scope.bus.request(
+                subjects.switch(action.role, order.worker), order, Headers(), _ORDER_TIMEOUT_S
+            )
+        except BusError:
+            return
+        refusal = reply.message if isinstance(reply, Refused) else ""
+        self._apply(SwitchAnswered(order.worker, order.epoch, refusal))
 
     async def _snapshot(self, ask: AskSnapshot, key: tuple[str, int]) -> None:
         """Ask one part; whatever goes wrong, the next heartbeat may start again."""
@@ -219,3 +277,16 @@ class SchedulerApp:
             self._apply(reply)
         else:
             self._apply(SnapshotFailed(ask.worker, ask.epoch))
+
+    async def _look_for(self, ask: AskPresence) -> None:
+        """Any answer is a sign of life: also the refusal of a part of no snapshot."""
+        await asyncio.sleep(ask.after_s)
+        present: bool | None = True
+        try:
+            subject = subjects.snapshot(ask.role, ask.worker)
+            await self._scope.bus.request(subject, _NO_PART, Headers(), _PRESENCE_TIMEOUT_S)
+        except NoResponder:
+            present = False
+        except BusError:
+            present = None
+        self._apply(Presence(ask.worker, ask.role, ask.epoch, present))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from typing import Final
 
+from services.scheduler.core.balance.balance import Balance
 from services.scheduler.core.leadership import StepBack, TakeLead
 from services.scheduler.core.machine import SchedulerMachine
 from shared.telemetry.metrics import Metrics
-from shared.wire.requests import Placement, Refused
+from shared.wire.requests import Placement, PlacementEnded, Refused
 from shared.wire.workers import WorkerLost
+
+_OBJECTIVES: Final = {"good": "all", "ttft_met": "ttft", "tpot_met": "tpot"}
+_ESTIMATES: Final = 4096
+"""Placements whose first token is still to come; older ones are not compared."""
 
 
 class SchedulerMetrics:
@@ -30,6 +36,14 @@ class SchedulerMetrics:
             "baton_leader_turns_total", "Times it took or lost the lead.", ("to",)
         )
         self._index = gauge("baton_index_blocks", "Distinct blocks in the prefix index.")
+        self._index_bytes = gauge("baton_index_bytes", "Memory of the prefix index, estimated.")
+        self._gaps = counter(
+            "baton_bus_gaps_total", "Gaps in the numbers of block events: messages were lost."
+        )
+        self._errors = metrics.histogram(
+            "baton_ttft_estimate_error_seconds", "Estimated against seen time to first token."
+        )
+        self._estimates: OrderedDict[tuple[str, int], float] = OrderedDict()
         self._resyncs = counter(
             "baton_index_resyncs_total", "Snapshots begun, by what made them necessary.", ("cause",)
         )
@@ -45,6 +59,21 @@ class SchedulerMetrics:
         )
         self._kept_out = gauge("baton_poison_kept_out", "Prompts that killed two workers.")
         self._fenced = counter("baton_fenced_total", "Refused as outdated.", ("by",))
+        self._wanted = gauge(
+            "baton_workers_wanted",
+            "Workers that the present load would need to keep its objectives: advice to scale.",
+            ("role",),
+        )
+        self._attainment = gauge(
+            "baton_slo_attainment",
+            "Share of the requests of the planner's window that met an objective.",
+            ("objective",),
+        )
+        self._proposals = counter(
+            "baton_planner_proposals_total", "Changes of roles that would serve better."
+        )
+        self._flips = counter("baton_role_flips_total", "Changes of roles.", ("to", "outcome"))
+        self._flipping = gauge("baton_role_flip_running", "1 while a worker changes its role.")
         self._shown: Counter[tuple[str, str]] = Counter()
         self.refused = counter(
             "baton_scheduler_refused_messages_total", "Messages of a type not expected there."
@@ -55,8 +84,17 @@ class SchedulerMetrics:
         self._seconds.observe(seconds)
         if isinstance(reply, Placement):
             self._placements.labels(reply.route, "placed").inc()
+            self._estimates[reply.request, reply.attempt] = reply.estimated_ttft_s
+            while len(self._estimates) > _ESTIMATES:
+                self._estimates.popitem(last=False)
         else:
             self._placements.labels("none", reply.code).inc()
+
+    def ended(self, event: PlacementEnded) -> None:
+        """Compare what was promised with what the gateway saw, if it saw a token."""
+        estimated_s = self._estimates.pop((event.request, event.attempt), None)
+        if estimated_s is not None and event.ttft_s > 0:
+            self._errors.observe(abs(estimated_s - event.ttft_s))
 
     def turned(self, turn: TakeLead | StepBack) -> None:
         """Count a change of who we are."""
@@ -69,6 +107,8 @@ class SchedulerMetrics:
         """Read the core's figures."""
         self._leader.set(leading)
         self._index.set(core.index.blocks)
+        self._index_bytes.set(core.index.size_bytes)
+        self._grow(("gaps", ""), core.index.resyncs["gap"], self._gaps.inc)
         self._kept_out.set(core.poison.kept_out)
         self._retries.set(core.retries.retries(now))
         for cause, count in core.index.resyncs.items():
@@ -88,6 +128,26 @@ class SchedulerMetrics:
             name = worker.report.worker
             self._assumed.labels(name).set(sum(charge.tokens for charge in charges))
             self._assumed_s.labels(name).set(sum(charge.work_s for charge in charges))
+
+        self._show_balance(core.balance)
+
+    def _show_balance(self, balance: Balance) -> None:
+        """The sums over all models; shares of all their requests together."""
+        self._wanted.clear()
+        self._attainment.clear()
+        looks = balance.looks.values()
+        for role in ("prefill", "decode"):
+            if looks:
+                self._wanted.labels(role).set(sum(look.wanted[role] for look in looks))
+        ended = sum(look.seen.kept.ended for look in looks)
+        if ended:
+            for name in ("good", "ttft_met", "tpot_met"):
+                met = sum(getattr(look.seen.kept, name) for look in looks)
+                self._attainment.labels(_OBJECTIVES[name]).set(met / ended)
+        self._flipping.set(balance.flips.current is not None)
+        self._grow(("proposals", ""), balance.proposed, self._proposals.inc)
+        for (role, outcome), count in balance.flips.counts.items():
+            self._grow(("flips", f"{role} {outcome}"), count, self._flips.labels(role, outcome).inc)
 
     def _grow(self, key: tuple[str, str], count: int, add: Callable[[float], None]) -> None:
         """Bring a counter up to the core's count."""

@@ -7,12 +7,19 @@ after the few beats in which a report must have seen it. So nothing phantom outl
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
+from services.scheduler.core.columns import Columns
+from services.scheduler.core.groups import Group, Groups
 from shared.ids import Attempt, Epoch, RequestId, WorkerId
 from shared.wire.requests import WorkerRef
 from shared.wire.workers import Heartbeat
+
+MOST_WORKERS: Final = 8192
+_MOST_EPOCHS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,10 @@ class Charge:
     expires: float
     tokens: int = 0
     """Of the prompt, where it is to be computed."""
+    fixed_s: float = 0.0
+    """Of `work_s`: what it need not pay where it shares a step with others."""
+    placed_s: float = float("-inf")
+    """When; its work cannot have begun before."""
 
 
 @dataclass(slots=True)
@@ -39,6 +50,19 @@ class Worker:
     charges: dict[int, Charge] = field(default_factory=dict)
     suspected: bool = False
     """A gateway could not use it; cleared by the next heartbeat."""
+    row: int = -1
+    """In the cluster's columns."""
+    done_s: float = 0.0
+    """When all that was reported and placed will be done: it works without a pause while there is
+    something to do."""
+    step_ends_s: float = 0.0
+    """When the step that runs will be over: who comes before shares the next one with those that
+    wait already."""
+    charged_pages: int = 0
+    charged_tokens: int = 0
+    """Sums over `charges`."""
+    ends_s: dict[int, float] = field(default_factory=dict)
+    """When the work of each charge will be done."""
 
     @property
     def ref(self) -> WorkerRef:
@@ -51,12 +75,56 @@ class Worker:
 
     def wait_s(self, now: float) -> float:
         """Seconds until a job placed now would start."""
-        reported = max(0.0, self.report.load.work_left_s - (now - self.seen))
-        return reported + sum(charge.work_s for charge in self.charges.values())
+        return max(0.0, self.done_s - now)
 
     def pages_free(self) -> int:
         """Pages a new job could get, less those promised since the report."""
-        return self.report.load.pages_free - sum(c.pages for c in self.charges.values())
+        return self.report.load.pages_free - self.charged_pages
+
+    def requests(self) -> int:
+        """Jobs that wait or run there, or are on their way."""
+        load = self.report.load
+        return load.queued_requests + load.running_sequences + len(self.charges)
+
+    def tokens(self) -> int:
+        """Prompt tokens that wait there or are on their way."""
+        return self.report.load.queued_tokens + self.charged_tokens
+
+    def pages_used(self) -> int:
+        """Pages in use or promised."""
+        load = self.report.load
+        return load.pages_total - load.pages_free + self.charged_pages
+
+    def begin(self) -> None:
+        """A report came: what it had not seen follows what it has."""
+        self.done_s = self.step_ends_s = self.seen + self.report.load.work_left_s
+        for charge in self.charges.values():
+            self.follow(charge)
+
+    def joins(self, now: float) -> bool:
+        """Whether a job placed now would share the next step with others."""
+        return now < self.step_ends_s < self.done_s
+
+    def follow(self, charge: Charge) -> None:
+        """Its work comes after all other, in one step with what waits."""
+        placed_s = charge.placed_s
+        if self.joins(placed_s):
+            self.done_s += charge.work_s - charge.fixed_s
+        else:
+            self.done_s = max(self.done_s, placed_s)
+            self.step_ends_s = self.done_s
+            self.done_s += charge.work_s
+            if self.step_ends_s <= placed_s:
+                self.step_ends_s = self.done_s
+        self.ends_s[charge.sequence] = self.done_s
+
+    def take_off(self, sequence: int, now: float) -> Charge:
+        """A charge is over: what of its work could not be done by `now` never will be."""
+        charge = self.charges.pop(sequence)
+        self.done_s -= min(charge.work_s, max(0.0, self.ends_s.pop(sequence) - now))
+        self.charged_pages -= charge.pages
+        self.charged_tokens -= charge.tokens
+        return charge
 
 
 class Cluster:
@@ -64,10 +132,16 @@ class Cluster:
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, Worker] = {}
-        self._epochs: dict[WorkerId, Epoch] = {}
+        self._epochs: OrderedDict[WorkerId, Epoch] = OrderedDict()
         self._charged: dict[RequestId, set[WorkerId]] = {}
         self._unreachable: dict[tuple[WorkerId, WorkerId], float] = {}
+        self._now = float("-inf")
+        """The latest moment that anything told."""
         self.refused = 0
+        self.beyond = 0
+        """Heartbeats of workers beyond the most that are followed."""
+        self.columns = Columns()
+        self.groups = Groups()
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -86,19 +160,33 @@ class Cluster:
 
     def of_role(self, role: str) -> list[Worker]:
         """Ready workers of a role, in a stable order."""
-        found = [w for w in self._workers.values() if w.report.role == role and w.ready]
-        return sorted(found, key=lambda worker: worker.report.worker)
+        return list(self.groups.of_role(role, self._workers.values()))
+
+    def group(self, role: str, model: str) -> Group:
+        """Ready workers of a role that serve a model."""
+        return self.groups.of_model(role, model, self._workers.values())
+
+    def doubted(self, role: str, model: str) -> bool:
+        """Whether a worker that could serve this is only waited for: a gateway could not use it,
+        and its next heartbeat will tell."""
+        return any(
+            worker.suspected
+            and worker.report.state == "ready"
+            and (worker.report.role, worker.report.model_digest) == (role, model)
+            for worker in self
+        )
 
     def learn_epoch(self, worker: WorkerId, epoch: Epoch) -> Worker | None:
         """A new incarnation was registered. The older one, if it was still listed, is gone."""
         if epoch <= self._epochs.get(worker, 0):
             return None
-        self._epochs[worker] = epoch
+        self._learn(worker, epoch)
         known = self._workers.get(worker)
         return self.remove(worker) if known and known.report.epoch < epoch else None
 
     def hear(self, beat: Heartbeat, now: float) -> bool:
         """Take in a heartbeat; False when it is from an older incarnation or out of order."""
+        self._now = max(self._now, now)
         if beat.epoch < self._epochs.get(beat.worker, 0):
             self.refused += 1
             return False
@@ -106,13 +194,23 @@ class Cluster:
         if known is not None and known.report.sequence >= beat.sequence:
             self.refused += 1
             return False
-        self._epochs[beat.worker] = beat.epoch
+        if known is None and len(self._workers) >= MOST_WORKERS:
+            self.beyond += 1
+            return False
+        self._learn(beat.worker, beat.epoch)
         if known is None:
-            self._workers[beat.worker] = Worker(beat, now)
+            known = self._workers[beat.worker] = Worker(beat, now, row=self.columns.take())
+            self.groups.change()
         else:
+            if known.suspected or _traits(known.report) != _traits(beat):
+                self.groups.change()
             known.report, known.seen, known.suspected = beat, now, False
             for sequence in [s for s in known.charges if s <= beat.load.placement_sequence]:
-                self._drop(known, sequence)
+                self._forget(known, sequence)
+        known.begin()
+        load = beat.load
+        self.columns.report(known.row, known.done_s, load.pages_free, load.running_sequences)
+        self._show(known)
         for peer in beat.peers_lost:
             self._unreachable[beat.worker, peer] = now + 5.0
         return True
@@ -122,6 +220,7 @@ class Cluster:
         known = self._workers.get(ref.worker)
         if known is not None and known.report.epoch == ref.epoch:
             known.suspected = True
+            self.groups.change()
 
     def remove(self, worker: WorkerId) -> Worker | None:
         """Forget a worker and all that was charged to it."""
@@ -129,6 +228,8 @@ class Cluster:
         if gone is not None:
             for sequence in list(gone.charges):
                 self._drop(gone, sequence)
+            self.columns.give(gone.row)
+            self.groups.change()
         return gone
 
     def silent(self, now: float, after_s: float) -> list[Worker]:
@@ -139,6 +240,8 @@ class Cluster:
         """Silence so far proves nothing (the bus was down): start counting anew."""
         for worker in self:
             worker.seen = now
+            worker.begin()
+            self._show(worker)
 
     def reachable(self, reader: WorkerId, owner: WorkerId, now: float) -> bool:
         """Whether `reader` did not lately complain about `owner`'s data plane."""
@@ -148,7 +251,13 @@ class Cluster:
 
     def charge(self, worker: WorkerId, charge: Charge) -> None:
         """Count a placement against a worker until it is reported or over."""
-        self._workers[worker].charges[charge.sequence] = charge
+        charged = self._workers[worker]
+        self._now = max(self._now, charge.placed_s)
+        charged.charges[charge.sequence] = charge
+        charged.follow(charge)
+        charged.charged_pages += charge.pages
+        charged.charged_tokens += charge.tokens
+        self._show(charged)
         self._charged.setdefault(charge.request, set()).add(worker)
 
     def settle(self, request: RequestId, attempt: Attempt) -> None:
@@ -161,6 +270,7 @@ class Cluster:
 
     def expire(self, now: float) -> None:
         """Drop charges past their deadline and old reachability complaints."""
+        self._now = max(self._now, now)
         for worker in self:
             for charge in list(worker.charges.values()):
                 if charge.expires <= now:
@@ -172,12 +282,28 @@ class Cluster:
         return sum(len(worker.charges) for worker in self)
 
     def _drop(self, worker: Worker, sequence: int) -> None:
-        charge = worker.charges.pop(sequence)
+        self._forget(worker, sequence)
+        self._show(worker)
+
+    def _forget(self, worker: Worker, sequence: int) -> None:
+        charge = worker.take_off(sequence, self._now)
         if not any(c.request == charge.request for c in worker.charges.values()):
             holders = self._charged[charge.request]
             holders.discard(worker.report.worker)
             if not holders:
                 del self._charged[charge.request]
+
+    def _show(self, worker: Worker) -> None:
+        charges = len(worker.charges)
+        self.columns.charge(worker.row, worker.done_s, worker.charged_pages, charges)
+
+    def _learn(self, worker: WorkerId, epoch: Epoch) -> None:
+        """Epochs of the long dead are forgotten: the store would not give an old one again."""
+        self._epochs[worker] = epoch
+        if len(self._epochs) > _MOST_EPOCHS:
+            dead = next((name for name in self._epochs if name not in self._workers), None)
+            if dead is not None:
+                del self._epochs[dead]
 
     def check(self) -> None:
         """Charges and their reverse index agree. Raises AssertionError."""
@@ -189,3 +315,8 @@ class Cluster:
                 raise AssertionError(f"{worker.report.worker} is listed at an old epoch")
         if derived != self._charged:
             raise AssertionError("charges differ from their index")
+
+
+def _traits(beat: Heartbeat) -> tuple[str, str, str, str, int]:
+    """What decides about groups."""
+    return beat.role, beat.state, beat.model_digest, beat.layout_digest, beat.block_tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.scheduler.core.balance.balance import OrderSwitch, Planned
 from shared.ids import Epoch, WorkerId
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
 from shared.wire.requests import Placement, PlacementEnded, PlaceRequest, Refused
@@ -36,6 +37,15 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchAnswered:
+    """A worker answered the order to change its role. `refusal`: why not; empty: it will."""
+
+    worker: WorkerId
+    epoch: Epoch
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
 class BusLost:
     """No connection: silence proves nothing from now on."""
 
@@ -43,6 +53,24 @@ class BusLost:
 @dataclass(frozen=True, slots=True)
 class BusRestored:
     """Connected again: every worker gets a fresh chance to be heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The message server says that a client of this name and role left it."""
+
+    worker: WorkerId
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The reply to `AskPresence`: it answered, nobody listens there, or (None) nobody knows."""
+
+    worker: WorkerId
+    role: str
+    epoch: Epoch
+    present: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +89,9 @@ Event = (
     | LeadTaken
     | LeadLost
     | SnapshotFailed
+    | SwitchAnswered
+    | Disconnected
+    | Presence
     | BusLost
     | BusRestored
     | Tick
@@ -92,4 +123,14 @@ class AskSnapshot:
     sequence: int = 0
 
 
-Action = Answer | Declare | AskSnapshot
+@dataclass(frozen=True, slots=True)
+class AskPresence:
+    """Ask after a pause whether the worker still listens."""
+
+    worker: WorkerId
+    role: str
+    epoch: Epoch
+    after_s: float = 0.0
+
+
+Action = Answer | Declare | AskSnapshot | AskPresence | OrderSwitch | Planned

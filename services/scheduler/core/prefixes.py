@@ -7,108 +7,140 @@ part, while lookups go on (algorithms: exact block-event index with resync).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
+from services.scheduler.core.ghosts import Ghosts
+from services.scheduler.core.holders import HolderTable
+from services.scheduler.core.lookup import Match
+from services.scheduler.core.predictions import Predictions
+from services.scheduler.core.slots import Slots
+from services.scheduler.core.streams import (
+    DIGEST_MODULUS,
+    MOST_HELD,
+    MOST_PARTS,
+    MOST_SNAPSHOT_BLOCKS,
+    TIERS,
+    WINDOW,
+    BlockEvent,
+    Holding,
+    Snapshot,
+    Stream,
+    key,
+    number,
+)
 from shared.ids import BlockHash, Epoch, WorkerId
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
 from shared.wire.workers import BlockCount
 
-BlockEvent = BlocksStored | BlocksRemoved | BlocksCleared
-
-_DIGEST_MODULUS = 1 << 128
-_MAX_HELD_EVENTS = 1024
-_PREDICTION_TTL_S = 5.0
-_MAX_PREDICTIONS = 65_536
-
-
-@dataclass(slots=True)
-class _Snapshot:
-    """A snapshot of which parts are still missing."""
-
-    sequence: int = 0
-    """The event number it is true for, once its first part came."""
-    next_chunk: int = 0
-    blocks: set[BlockHash] = field(default_factory=set)
-    since: list[BlockEvent] = field(default_factory=list)
-    """Events applied while it was under way: those after `sequence` are applied again."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One worker's event stream as far as it was applied."""
-
-    epoch: Epoch
-    sequence: int = 0
-    blocks: set[BlockHash] = field(default_factory=set)
-    digest: int = 0
-    held: dict[int, BlockEvent] = field(default_factory=dict)
-    """Events that arrived ahead of a gap, by number."""
-    snapshot: _Snapshot | None = None
-    announced: int = 0
-    """Highest event number that a heartbeat named."""
+INDEX_BYTES: Final = 256 << 20
+_ANY_BLOCKS: Final = 1 << 40
+_SWEPT_AT_ONCE: Final = 4096
+_WAITING_TOUCHES: Final = 64
+_FROM_HEX: Final = bytes.fromhex
+"""Whatever is no name is in no table."""
 
 
 class PrefixIndex:
-    """Block hash -> workers that hold it, plus short-lived predictions of what will be held."""
+    """Block name -> slots that hold it; a slot is one tier of one worker. Forgetting a worker
+    hides its blocks at once and takes them out of the table bit by bit."""
 
-    def __init__(self) -> None:
-        self._streams: dict[WorkerId, _Stream] = {}
-        self._holders: dict[BlockHash, set[WorkerId]] = {}
-        self._predicted: dict[tuple[WorkerId, BlockHash], float] = {}
+    def __init__(self, limit_bytes: int = INDEX_BYTES) -> None:
+        self._streams: dict[WorkerId, Stream] = {}
+        self._table = HolderTable(limit_bytes)
+        self._predictions = Predictions()
+        self.slots = Slots()
+        self.ghosts = Ghosts()
+        self._touched: deque[tuple[Sequence[BlockHash], int]] = deque(maxlen=_WAITING_TOUCHES)
         self.resyncs: Counter[str] = Counter()
         """Snapshots begun, by cause: 'new' worker, 'gap', 'behind', 'digest'."""
+        self.odd: Counter[str] = Counter()
+        """What no honest worker sends, and was contained."""
         self.refused = 0
 
     @property
     def blocks(self) -> int:
         """Distinct block names with at least one holder."""
-        return len(self._holders)
+        return len(self._table)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the table."""
+        return self._table.size_bytes
+
+    @property
+    def dropped(self) -> int:
+        """Blocks forgotten because the table was full."""
+        return self._table.dropped
+
+    # -- lookups -------------------------------------------------------------------------
+
+    def match(self, hashes: Sequence[BlockHash], now: float) -> Match:
+        """The chain of one request against all caches."""
+        found = Match(hashes, self._look, self._predictions.depths(hashes, now))
+        if self._table.ageing:
+            deepest = found.deepest(self.slots.alive, 1)
+            if deepest:
+                self._touched.append((hashes, deepest[0][1]))
+        return found
 
     def depths(self, hashes: Sequence[BlockHash], now: float) -> dict[WorkerId, int]:
         """Per worker the number of leading blocks it holds or was just given to compute."""
         depths: dict[WorkerId, int] = {}
-        alive: set[WorkerId] | None = None
-        for depth, block in enumerate(hashes, start=1):
-            holders = self._holders.get(block, set()) | self._predictions(block, now, alive)
-            alive = set(holders) if alive is None else alive & holders
-            if not alive:
-                break
-            for worker in alive:
-                depths[worker] = depth
+        slots = self.slots
+        for slot, depth in self.match(hashes, now).deepest(slots.alive, len(slots)):
+            owner = slots.owner(slot)
+            if owner is not None:
+                depths[owner[0]] = max(depth, depths.get(owner[0], 0))
         return depths
 
-    def predict(self, worker: WorkerId, hashes: Iterable[BlockHash], now: float) -> None:
+    def slot(self, worker: WorkerId, tier: str) -> int | None:
+        """Its slot in this tier, once it has had a block there."""
+        stream = self._streams.get(worker)
+        holding = None if stream is None else stream.holdings.get(tier)
+        return None if holding is None else holding.slot
+
+    def holders(self, block: BlockHash) -> Iterator[tuple[WorkerId, str]]:
+        """Who holds this block, and in which tier."""
+        return self.slots.owners(self._look(block))
+
+    def listed(self, worker: WorkerId) -> int:
+        """How many of its blocks are known."""
+        stream = self._streams.get(worker)
+        return 0 if stream is None else stream.listed
+
+    def predict(self, worker: WorkerId, hashes: Sequence[BlockHash], now: float) -> None:
         """Remember a placement for a few seconds, so that siblings of a burst meet."""
-        expires = now + _PREDICTION_TTL_S
-        for block in hashes:
-            self._predicted[worker, block] = expires
-        while len(self._predicted) > _MAX_PREDICTIONS:
-            del self._predicted[next(iter(self._predicted))]
+        stream = self._streams.get(worker)
+        if stream is not None:
+            self._predictions.add(self._holding(worker, stream, "device").slot, hashes, now)
 
     def expire(self, now: float) -> None:
-        """Drop old predictions. Insertion order is expiry order but for renewals."""
-        stale = [key for key, expires in self._predicted.items() if expires <= now]
-        for key in stale:
-            del self._predicted[key]
+        """Drop old predictions, and a slice of what the gone have left behind."""
+        self._predictions.expire(now)
+        self._tidy()
 
-    # -- events ------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------
 
-    def follow(self, worker: WorkerId, epoch: Epoch) -> None:
+    def follow(self, worker: WorkerId, epoch: Epoch, most_blocks: int = _ANY_BLOCKS) -> None:
         """Start (or restart) a worker's stream at this epoch, empty."""
         known = self._streams.get(worker)
         if known is None or known.epoch < epoch:
             self.forget(worker)
-            self._streams[worker] = _Stream(epoch)
+            self._streams[worker] = Stream(epoch, most_blocks)
+        else:
+            known.most_blocks = most_blocks
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone: none of its blocks can be found any more."""
         stream = self._streams.pop(worker, None)
-        if stream is not None:
-            self._detach(worker, stream)
-        for key in [key for key in self._predicted if key[0] == worker]:
-            del self._predicted[key]
+        if stream is None:
+            return
+        for holding in stream.holdings.values():
+            self._predictions.forget(holding.slot)
+        self.slots.retire(stream.holdings.values())
+        self._tidy()
 
     def apply(self, event: BlockEvent) -> bool:
         """Take in an event; True when a snapshot is needed now."""
@@ -118,10 +150,14 @@ class PrefixIndex:
             return False
         if event.sequence <= stream.sequence:
             return False
+        if event.sequence > stream.sequence + WINDOW:
+            self.odd["far_ahead"] += 1
+            return self._begin_snapshot(stream, "gap")
         stream.held[event.sequence] = event
-        if len(stream.held) > _MAX_HELD_EVENTS:
+        if len(stream.held) > MOST_HELD:
             stream.held.clear()
         self._drain(event.worker, stream)
+        self._tidy()
         return bool(stream.held) and self._begin_snapshot(stream, "gap")
 
     def reconcile(self, worker: WorkerId, epoch: Epoch, count: BlockCount) -> bool:
@@ -130,15 +166,18 @@ class PrefixIndex:
         stream = self._streams.get(worker)
         if stream is None or stream.epoch != epoch:
             return False
+        stream.beat()
         announced, stream.announced = stream.announced, count.sequence
         if stream.sequence == 0 and count.sequence > 0 and count.blocks > 0:
             return self._begin_snapshot(stream, "new")
         if announced > stream.sequence:
             return self._begin_snapshot(stream, "behind")
-        differs = count.sequence == stream.sequence and (
-            count.blocks != len(stream.blocks) or count.digest != f"{stream.digest:032x}"
-        )
-        return differs and self._begin_snapshot(stream, "digest")
+        if count.sequence != stream.sequence:
+            return False
+        if count.blocks == stream.count and count.digest == f"{stream.digest:032x}":
+            stream.agreed()
+            return False
+        return stream.may_doubt() and self._begin_snapshot(stream, "digest")
 
     def take_part(self, part: BlockSnapshot) -> tuple[int, int] | None:
         """Add a snapshot part. The next part to ask for, and of which snapshot; None when done."""
@@ -150,13 +189,18 @@ class PrefixIndex:
         if part.chunk != snapshot.next_chunk or (
             part.chunk > 0 and part.sequence != snapshot.sequence
         ):
-            stream.snapshot = _Snapshot()
-            return 0, 0
+            stream.snapshot = None
+            return (0, 0) if stream.begin_snapshot() else None
+        names = [name for block in part.blocks if (name := key(block)) is not None]
+        snapshot.blocks.setdefault(part.tier, set()).update(names)
+        if part.chunks > MOST_PARTS or snapshot.count > MOST_SNAPSHOT_BLOCKS:
+            self.odd["endless_snapshot"] += 1
+            stream.snapshot = None
+            return None
         snapshot.sequence = part.sequence
         snapshot.next_chunk += 1
-        snapshot.blocks.update(part.blocks)
-        for block in part.blocks:
-            self._add(part.worker, stream, block)
+        self._store(part.worker, stream, part.tier, names)
+        self._tidy()
         if snapshot.next_chunk < part.chunks:
             return snapshot.next_chunk, snapshot.sequence
         self._adopt(part.worker, stream, snapshot)
@@ -168,80 +212,138 @@ class PrefixIndex:
         if stream is not None and stream.epoch == epoch:
             stream.snapshot = None
 
-    # -- inside ------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------
 
-    def _predictions(
-        self, block: BlockHash, now: float, among: set[WorkerId] | None
-    ) -> set[WorkerId]:
-        workers = self._streams if among is None else among
-        return {w for w in workers if self._predicted.get((w, block), 0.0) > now}
+    def _look(self, block: BlockHash) -> int:
+        try:
+            name = _FROM_HEX(block)
+        except ValueError:
+            return 0
+        return self._table.slots(name) & self.slots.alive
 
-    def _begin_snapshot(self, stream: _Stream, cause: str) -> bool:
-        if stream.snapshot is not None:
+    def _begin_snapshot(self, stream: Stream, cause: str) -> bool:
+        if not stream.begin_snapshot():
             return False
-        stream.snapshot = _Snapshot()
         self.resyncs[cause] += 1
         return True
 
-    def _drain(self, worker: WorkerId, stream: _Stream) -> None:
+    def _drain(self, worker: WorkerId, stream: Stream) -> None:
         while (event := stream.held.pop(stream.sequence + 1, None)) is not None:
             stream.sequence = event.sequence
             self._change(worker, stream, event)
             if stream.snapshot is not None:
                 stream.snapshot.since.append(event)
-                if len(stream.snapshot.since) > _MAX_HELD_EVENTS:
+                if len(stream.snapshot.since) > MOST_HELD:
                     stream.snapshot = None
 
-    def _change(self, worker: WorkerId, stream: _Stream, event: BlockEvent) -> None:
+    def _change(self, worker: WorkerId, stream: Stream, event: BlockEvent) -> None:
         match event:
-            case BlocksStored():
-                for block in event.blocks:
-                    self._add(worker, stream, block)
-            case BlocksRemoved():
-                for block in event.blocks:
-                    self._remove(worker, stream, block)
+            case BlocksStored() | BlocksRemoved():
+                names = [name for block in event.blocks if (name := key(block)) is not None]
+                self.odd["no_name"] += len(event.blocks) - len(names)
+                if event.tier not in TIERS:
+                    self.odd["unknown_tier"] += 1
+                elif isinstance(event, BlocksStored):
+                    self._store(worker, stream, event.tier, names)
+                    self.ghosts.stored(stream.holdings[event.tier].slot, names)
+                else:
+                    self._remove(worker, stream, event.tier, names)
+                    self.ghosts.evicted(stream.holdings[event.tier].slot, names)
             case BlocksCleared():
-                self._detach(worker, stream)
+                for tier, holding in stream.holdings.items():
+                    self._remove(worker, stream, tier, list(holding.blocks))
+                stream.count = stream.digest = stream.unlisted = 0
+                stream.guessed = False
 
-    def _adopt(self, worker: WorkerId, stream: _Stream, snapshot: _Snapshot) -> None:
+    def _adopt(self, worker: WorkerId, stream: Stream, snapshot: Snapshot) -> None:
         """The snapshot is whole: drop what it lacks, then apply what happened after it."""
-        for block in stream.blocks - snapshot.blocks:
-            self._remove(worker, stream, block)
+        for tier in TIERS:
+            wanted = snapshot.blocks.get(tier, set())
+            holding = stream.holdings.get(tier)
+            if holding is not None:
+                self._remove(worker, stream, tier, list(holding.blocks - wanted))
+        listed = sum(len(holding.blocks) for holding in stream.holdings.values())
+        every = [block for blocks in snapshot.blocks.values() for block in blocks]
+        stream.count, stream.unlisted = len(every), len(every) - listed
+        stream.digest = sum(number(block) for block in every) % DIGEST_MODULUS
+        stream.snapshot, stream.guessed = None, False
         for event in snapshot.since:
             if event.sequence > snapshot.sequence:
                 self._change(worker, stream, event)
-        stream.snapshot = None
         stream.sequence = max(stream.sequence, snapshot.sequence)
         stream.held = {n: event for n, event in stream.held.items() if n > stream.sequence}
         self._drain(worker, stream)
+        self._tidy()
 
-    def _add(self, worker: WorkerId, stream: _Stream, block: BlockHash) -> None:
-        if block not in stream.blocks:
-            stream.blocks.add(block)
-            stream.digest = (stream.digest + int(block, 16)) % _DIGEST_MODULUS
-            self._holders.setdefault(block, set()).add(worker)
+    def _holding(self, worker: WorkerId, stream: Stream, tier: str) -> Holding:
+        known = stream.holdings.get(tier)
+        if known is None:
+            known = stream.holdings[tier] = self.slots.take(worker, tier)
+        return known
 
-    def _remove(self, worker: WorkerId, stream: _Stream, block: BlockHash) -> None:
-        if block in stream.blocks:
-            stream.blocks.remove(block)
-            stream.digest = (stream.digest - int(block, 16)) % _DIGEST_MODULUS
-            holders = self._holders[block]
-            holders.discard(worker)
-            if not holders:
-                del self._holders[block]
+    def _store(self, worker: WorkerId, stream: Stream, tier: str, names: list[bytes]) -> None:
+        holding = self._holding(worker, stream, tier)
+        room = stream.most_blocks - stream.listed
+        for block in names:
+            if block in holding.blocks:
+                self.odd["stored_twice"] += stream.snapshot is None
+                continue
+            stream.count += 1
+            stream.digest = (stream.digest + number(block)) % DIGEST_MODULUS
+            if room > 0:
+                room -= 1
+                holding.blocks.add(block)
+                self._table.add(block, holding.bit)
+            else:
+                stream.unlisted += 1
+                self.odd["beyond_its_pages"] += 1
 
-    def _detach(self, worker: WorkerId, stream: _Stream) -> None:
-        for block in list(stream.blocks):
-            self._remove(worker, stream, block)
+    def _remove(self, worker: WorkerId, stream: Stream, tier: str, names: Iterable[bytes]) -> None:
+        holding = self._holding(worker, stream, tier)
+        for block in names:
+            if block in holding.blocks:
+                holding.blocks.remove(block)
+                self._table.remove(block, holding.bit)
+            elif stream.unlisted:
+                stream.unlisted -= 1
+                stream.guessed = True
+            else:
+                self.odd["removed_unknown"] += 1
+                continue
+            stream.count -= 1
+            stream.digest = (stream.digest - number(block)) % DIGEST_MODULUS
+
+    def _tidy(self) -> None:
+        """A bounded piece of the work that need not be done at once."""
+        self.slots.sweep(self._table, _SWEPT_AT_ONCE)
+        if self._touched:
+            hashes, depth = self._touched.popleft()
+            names = (key(block) for block in hashes[:depth])
+            self._table.touch(name for name in names if name is not None)
+        for block, slots in self._table.overflow():
+            self._unlist(block, slots)
+
+    def _unlist(self, block: bytes, slots: int) -> None:
+        """The table has forgotten it; its holders have not."""
+        for worker, tier in self.slots.owners(slots):
+            stream = self._streams[worker]
+            stream.holdings[tier].blocks.discard(block)
+            stream.unlisted += 1
+        self.slots.dropped(block, slots)
 
     def check(self) -> None:
         """Re-derive holders and digests from the streams. Raises AssertionError."""
-        derived: dict[BlockHash, set[WorkerId]] = {}
+        derived: dict[bytes, int] = {}
+        holdings = [h for stream in self._streams.values() for h in stream.holdings.values()]
+        for holding in (*holdings, *self.slots.leaving()):
+            for block in holding.blocks:
+                derived[block] = derived.get(block, 0) | holding.bit
         for worker, stream in self._streams.items():
-            for block in stream.blocks:
-                derived.setdefault(block, set()).add(worker)
-            digest = sum(int(block, 16) for block in stream.blocks) % _DIGEST_MODULUS
-            if digest != stream.digest:
+            listed = [block for h in stream.holdings.values() for block in h.blocks]
+            if len(listed) != stream.listed:
+                raise AssertionError(f"{worker} lists {len(listed)} blocks, not {stream.listed}")
+            total = sum(number(block) for block in listed) % DIGEST_MODULUS
+            if total != stream.digest and not (stream.unlisted or stream.guessed):
                 raise AssertionError(f"digest of {worker} drifted")
-        if derived != self._holders:
+        if derived != dict(self._table.items()):
             raise AssertionError("holders differ from the workers' blocks")

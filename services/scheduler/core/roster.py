@@ -10,12 +10,25 @@ from collections import Counter
 from typing import Final
 
 from services.scheduler.core.cluster import Cluster, Worker
-from services.scheduler.core.events import Action, AskSnapshot, Declare, LeadTaken
+from services.scheduler.core.doubts import ASK_AGAIN_S, Doubts, Verdict
+from services.scheduler.core.events import (
+    Action,
+    AskPresence,
+    AskSnapshot,
+    Declare,
+    Disconnected,
+    LeadTaken,
+    Presence,
+)
+from services.scheduler.core.placement.view import World
+from services.scheduler.core.plausible import plausible
 from services.scheduler.core.prefixes import PrefixIndex
 from shared.ids import Epoch, WorkerId
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
 from shared.wire.workers import Heartbeat, WorkerLost
 
+_LISTENING: Final = frozenset({"prefill", "decode", "kvpool"})
+"""Roles that answer for their blocks, so that their absence can be told."""
 _FOLLOWED_S: Final = 30.0
 """A follower remembers the silent for so long: as the next leader it declares them lost."""
 
@@ -23,12 +36,21 @@ _FOLLOWED_S: Final = 30.0
 class Roster:
     """Feeds `cluster` and `index`; `leading` says whether losses may be declared."""
 
-    def __init__(self, leader_epoch: Epoch, lost_after_s: float, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        leader_epoch: Epoch,
+        lost_after_s: float,
+        reconnect_s: float,
+        counts: Counter[str],
+        index: PrefixIndex,
+    ) -> None:
         self.cluster = Cluster()
-        self.index = PrefixIndex()
+        self.index = index
+        self.world = World(self.cluster, self.index)
         self.leading = leader_epoch > 0
         self.leader_epoch = leader_epoch
         self._lost_after_s = lost_after_s
+        self._doubts = Doubts(reconnect_s)
         self._counts = counts
         self._bus_up = True
         self._ticked_s: float | None = None
@@ -46,8 +68,13 @@ class Roster:
         )
         return [Declare(deposed)]
 
+    def lead_lost(self) -> None:
+        self.leading = False
+        self._doubts.clear()
+
     def bus_lost(self) -> None:
         self._bus_up = False
+        self._doubts.clear()
 
     def bus_restored(self, now: float) -> None:
         self._bus_up = True
@@ -62,6 +89,7 @@ class Roster:
             self.cluster.refresh(now)
         self.cluster.expire(now)
         self.index.expire(now)
+        self.world.flights.expire(now)
         if not self._bus_up:
             return []
         patience_s = self._lost_after_s + (0.0 if self.leading else _FOLLOWED_S)
@@ -73,6 +101,13 @@ class Roster:
     def heard(self, beat: Heartbeat, now: float) -> list[Action]:
         """An epoch counts from its first heartbeat. That it was given out proves nothing: the
         question may have been a late copy, of a process that is dead by now."""
+        sound = plausible(beat)
+        if sound is None:
+            self._counts["beats_implausible"] += 1
+            return []
+        if sound is not beat:
+            self._counts["beats_cut"] += 1
+            beat = sound
         replaced = self.cluster.learn_epoch(beat.worker, beat.epoch)
         actions = self._replaced(replaced)
         if not self.cluster.hear(beat, now):
@@ -83,10 +118,36 @@ class Roster:
             return actions + (self._gone(ended, "ended") if ended else [])
         if beat.role == "gateway":
             return actions
-        self.index.follow(beat.worker, beat.epoch)
+        self.world.learned.heard(beat)
+        self.index.follow(beat.worker, beat.epoch, _most_blocks(beat.load.pages_total))
         if self.index.reconcile(beat.worker, beat.epoch, beat.blocks):
             actions += self._ask_snapshot(beat.worker)
         return actions
+
+    def disconnected(self, event: Disconnected) -> list[Action]:
+        """Nothing is placed there until it beats again. Only a leader looks further."""
+        worker = self.cluster.get(event.worker)
+        if worker is None or worker.report.role != event.role or event.role not in _LISTENING:
+            return []
+        self._counts["disconnections"] += 1
+        self.cluster.suspect(worker.ref)
+        if not self.leading or not self._bus_up:
+            return []
+        return [*self._doubts.begin(event.worker, event.role, worker.report.epoch)]
+
+    def answered(self, event: Presence) -> list[Action]:
+        """Of a worker in doubt. One that nobody reaches for so long will not come back: its
+        requests go on elsewhere, and if it lives after all it is told so."""
+        worker = self.cluster.get(event.worker)
+        if worker is None or worker.report.epoch != event.epoch:
+            self._doubts.forget(event.worker)
+            return []
+        match self._doubts.heard(event):
+            case Verdict.OPEN:
+                return [AskPresence(event.worker, event.role, event.epoch, ASK_AGAIN_S)]
+            case Verdict.DEAD:
+                return self._gone(worker, "disconnected")
+        return []
 
     def changed(self, event: BlocksStored | BlocksRemoved | BlocksCleared) -> list[Action]:
         return self._ask_snapshot(event.worker) if self.index.apply(event) else []
@@ -101,13 +162,21 @@ class Roster:
         """Of an older incarnation that was still listed."""
         if worker is None:
             return []
-        self.index.forget(worker.report.worker)
+        self._forget(worker.report.worker)
         return self._lost(worker, "replaced")
 
     def _gone(self, worker: Worker, cause: str) -> list[Action]:
         self.cluster.remove(worker.report.worker)
-        self.index.forget(worker.report.worker)
+        self._forget(worker.report.worker)
         return self._lost(worker, cause)
+
+    def _forget(self, worker: WorkerId) -> None:
+        """Its blocks, its requests and what was learnt about it alone."""
+        self._doubts.forget(worker)
+        self.index.forget(worker)
+        self.world.flights.lost(worker)
+        self.world.trust.forget(worker)
+        self.world.learned.links.forget(worker)
 
     def _lost(self, worker: Worker, cause: str) -> list[Action]:
         if not self.leading:
@@ -122,3 +191,9 @@ class Roster:
             return []
         beat = worker.report
         return [AskSnapshot(beat.worker, beat.role, beat.epoch, chunk, sequence)]
+
+
+def _most_blocks(pages: int) -> int:
+    """That a worker may be believed to hold. Twice its pages: an event may tell of new blocks
+    before the next one tells of those that made room for them."""
+    return 2 * pages + 1024

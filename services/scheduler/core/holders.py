@@ -1,0 +1,92 @@
+"""Block name -> who holds it, as one integer: bit s is set when slot s holds the block.
+
+Bounded: when full, blocks that no request touched for a generation are forgotten, leaves first.
+Knows slots but neither workers nor events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+BLOCK_BYTES: Final = 170
+"""Of one block in the table: its name, its integer and its share of the dictionary (measured by
+`make bench-scheduler`)."""
+HOLDING_BYTES: Final = 45
+"""Of one more holder of a block: an entry in the holder's own set."""
+
+
+class HolderTable:
+    """Three generations. New and touched blocks are young; when they fill half the table they
+    become old, and what was old and not touched since becomes the next to drop. The youngest of a
+    generation goes first: children come after their parents, so a chain loses its end."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
+        self._dying: dict[bytes, int] = {}
+        self._holdings = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old) + len(self._dying)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated, with the sets that holders keep."""
+        return BLOCK_BYTES * len(self) + HOLDING_BYTES * self._holdings
+
+    def slots(self, block: bytes) -> int:
+        """Slots that hold it; 0: nobody."""
+        found = self._young.get(block, 0)
+        if found or not self._old:
+            return found or self._dying.get(block, 0)
+        return self._old.get(block, 0) or self._dying.get(block, 0)
+
+    def add(self, block: bytes, bit: int) -> None:
+        """The slot of `bit` holds it now, which it did not before."""
+        self._young[block] = self._young.get(block, 0) | self._revive(block) | bit
+        self._holdings += 1
+
+    def remove(self, block: bytes, bit: int) -> None:
+        """It does so no longer, which it did before."""
+        table = next(t for t in (self._young, self._old, self._dying) if block in t)
+        left = table[block] & ~bit
+        if left:
+            table[block] = left
+        else:
+            del table[block]
+        self._holdings -= 1
+
+    def touch(self, blocks: Iterable[bytes]) -> None:
+        """A request used them: they stay for another generation."""
+        for block in blocks:
+            known = self._revive(block)
+            if known:
+                self._young[block] = known
+
+    @property
+    def ageing(self) -> bool:
+        """Whether touching anything makes a difference."""
+        return bool(self._old or self._dying)
+
+    def overflow(self) -> Iterator[tuple[bytes, int]]:
+        """Drop blocks until the rest fits; each with the slots that held it."""
+        if not self._dying and BLOCK_BYTES * len(self._young) * 2 > self._limit_bytes:
+            self._young, self._old, self._dying = {}, self._young, self._old
+        while self.size_bytes > self._limit_bytes and len(self):
+            block, slots = (self._dying or self._old or self._young).popitem()
+            self._holdings -= slots.bit_count()
+            self.dropped += 1
+            yield block, slots
+
+    def items(self) -> Iterator[tuple[bytes, int]]:
+        """Everything, for checks."""
+        for table in (self._young, self._old, self._dying):
+            yield from table.items()
+
+    def _revive(self, block: bytes) -> int:
+        if not self.ageing:
+            return 0
+        return self._old.pop(block, 0) | self._dying.pop(block, 0)

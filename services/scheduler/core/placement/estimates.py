@@ -1,0 +1,215 @@
+"""What one worker, or one pair, would take for a request: the terms of every score.
+
+    ttft_s     = max(wait_s, fetch_s) + prefill_s
+    exposed_s  = x + (k-1) * max(0, x-y) for k chunks of compute y and transfer x, which delays
+                 the second token alone and counts `exposed_share` of its seconds
+    queue_s    = what the decode worker's link has to carry before, in the same measure
+    later_s    = prefill_s times the price of prefill: the delay of later requests
+    slowdown_s = what one more stream costs the streams that are there
+
+(algorithms, section 3.1). Pure functions of a view.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from services.scheduler.core.cluster import Worker
+from services.scheduler.core.flights import peak
+from services.scheduler.core.placement.option import Fetch, Option
+from services.scheduler.core.placement.view import View
+from shared import costs
+
+
+@dataclass(slots=True)
+class Site:
+    """A worker that would compute the prompt."""
+
+    worker: Worker
+    cached: int
+    fetch: Fetch | None
+    wait_s: float
+    prefill_s: float
+    """After the fetch, if there is one."""
+    evict_s: float
+    link_s: float
+    """What a fetch costs others."""
+    later_s: float = 0.0
+    """What its work costs those that come later."""
+
+    @property
+    def ttft_s(self) -> float:
+        fetch_s = self.fetch.seconds if self.fetch else 0.0
+        return max(self.wait_s, fetch_s) + self.prefill_s
+
+    @property
+    def ready_blocks(self) -> int:
+        """Blocks that need not be computed."""
+        return self.cached + (self.fetch.blocks if self.fetch else 0)
+
+
+def site(view: View, worker: Worker, sources: list[tuple[Worker, int]]) -> Site:
+    """The cheaper of computing what is missing and copying what `sources` have of it. A fetch
+    begins when the job is accepted, so it overlaps the wait; the best prefix of it is nothing or
+    everything, since what computing saves is concave (section 3.4)."""
+    cached = view.cached(worker)
+    wait_s = view.wait_s(worker)
+    plain = Site(worker, cached, None, wait_s, view.prefill_s(worker, cached), 0.0, 0.0)
+    best, price = plain, view.link_price(worker.report.worker) * view.others
+    for owner, depth in sources:
+        if depth <= cached or owner is worker:
+            continue
+        seconds = view.transfer_s(worker, owner, depth - cached)
+        fetch = Fetch(owner, depth - cached, seconds)
+        left_s = view.prefill_s(worker, depth)
+        found = Site(worker, cached, fetch, wait_s, left_s, 0.0, price * seconds)
+        if found.ttft_s + found.link_s < best.ttft_s + best.link_s:
+            best = found
+    best.evict_s = evict_s(view, worker, view.pages(worker) - cached)
+    best.later_s = view.later_s(worker, wait_s, best.prefill_s)
+    return best
+
+
+def evict_s(view: View, worker: Worker, pages: int) -> float:
+    """What the blocks that make room are expected to cost those who want them again."""
+    load = worker.report.load
+    empty = load.pages_total - max(
+        view.world.index.listed(worker.report.worker), load.pages_total - load.pages_free
+    )
+    evicted = max(0, pages - max(0, empty - worker.charged_pages))
+    if evicted == 0:
+        return 0.0
+    coefficients = view.world.learned.costs(worker.report)
+    block_s = coefficients.token_s * worker.report.block_tokens
+    return evicted * view.world.index.ghosts.share * block_s * view.others
+
+
+def slowdown_s(view: View, worker: Worker) -> float:
+    """dST = gamma + beta * (N + o/2) more a step, for the streams there, o steps long."""
+    beat, known = worker.report, view.world.learned
+    context = view.ask.prompt_tokens + view.expected_tokens / 2
+    step_s = known.costs(beat).decode_sequence_s + known.context_token_s(beat) * context
+    streams = beat.load.running_sequences + len(worker.charges)
+    return step_s * view.expected_tokens * streams * view.others
+
+
+def spill_s(view: View, worker: Worker) -> float:
+    """P(memory runs out) times the prompt that a victim then computes again (section 14)."""
+    beat, load = worker.report, worker.report.load
+    size = beat.block_tokens
+    room = worker.pages_free() - view.pages(worker)
+    ask = view.ask
+    worst = view.world.flights.worst_tokens(beat.worker) + ask.max_tokens
+    if worst <= room * size or load.pages_total == 0:
+        return 0.0
+    flights = view.world.flights.believed(
+        beat.worker, load.running_sequences + load.queued_requests + len(worker.charges)
+    )
+    left = [
+        (
+            max(1.0, min(f.expected_tokens, f.max_tokens) - f.out(view.now)),
+            max(1.0, f.max_tokens - f.out(view.now)),
+        )
+        for f in flights
+    ]
+    likely = peak([(1.0, -(-few // size)) for few, _ in left])
+    likely += -(-view.expected_tokens // size)
+    most = peak([(1.0, -(-many // size)) for _, many in left]) + -(-ask.max_tokens // size)
+    if likely <= room >= most:
+        return 0.0
+    risk = 1.0 if likely >= room else (most - room) / max(1.0, most - likely) * 0.5
+    return min(1.0, risk) * view.prefill_s(worker, 0) * view.others
+
+
+@dataclass(slots=True)
+class Reader:
+    """A decode worker that would take over what prefill computes."""
+
+    worker: Worker
+    burden: dict[str, float]
+    missing: int
+    """Pages of the prompt that it lacks."""
+    link_price: float
+    least_s: float
+    """A bound: it costs at least this much with any prefill worker at the usual link speed."""
+
+
+def reader(view: View, worker: Worker, burden: dict[str, float]) -> Reader:
+    """What depends on the decode worker alone."""
+    missing = view.pages(worker) - view.cached(worker)
+    price = view.link_price(worker.report.worker) * view.others
+    link = view.world.learned.links.of(worker.report.worker)
+    usual_s = costs.transfer_s(link, missing * worker.report.page_bytes)
+    return Reader(worker, burden, missing, price, sum(burden.values()) + price * usual_s)
+
+
+def pair(view: View, at: Site, to: Reader) -> Option:
+    """Prefill computes, decode pulls."""
+    decode = to.worker
+    transfer_s = view.transfer_s(decode, at.worker, to.missing)
+    tokens = view.ask.prompt_tokens - at.ready_blocks * at.worker.report.block_tokens
+    chunks = max(1, math.ceil(tokens / view.weights.chunk_tokens))
+    terms = {
+        "wait_s": max(at.wait_s, at.fetch.seconds) if at.fetch else at.wait_s,
+        "prefill_s": at.prefill_s,
+        "exposed_s": view.weights.exposed_share
+        * costs.exposed_s(at.prefill_s / chunks, transfer_s / chunks, chunks),
+        "later_s": at.later_s,
+        "evict_s": at.evict_s,
+        "link_s": at.link_s + to.link_price * transfer_s,
+        **to.burden,
+    }
+    note = f"{at.cached} blocks cached on {at.worker.report.worker}"
+    if at.fetch:
+        note += f", {at.fetch.blocks} more from {at.fetch.owner.report.worker}"
+    return Option(
+        prefill=at.worker,
+        decode=decode,
+        cached_blocks=at.cached,
+        ttft_s=terms["wait_s"] + at.prefill_s,
+        work_s=at.prefill_s,
+        score=sum(terms.values()),
+        terms=terms,
+        note=note,
+        fetch=at.fetch,
+        moved_bytes=to.missing * decode.report.page_bytes,
+    )
+
+
+def together(view: View, at: Site, burden: dict[str, float]) -> Option:
+    """Decode computes the prompt itself, between the steps of its streams."""
+    worker = at.worker
+    streams = worker.report.load.running_sequences + len(worker.charges)
+    fixed_s = view.world.learned.costs(worker.report).step_s
+    terms = {
+        "wait_s": max(at.wait_s, at.fetch.seconds if at.fetch else 0.0),
+        "prefill_s": at.prefill_s,
+        "stall_s": max(0.0, at.prefill_s - fixed_s) * streams * view.others,
+        "evict_s": at.evict_s,
+        "link_s": at.link_s,
+        **burden,
+    }
+    if not view.prefills.workers:
+        terms["later_s"] = at.later_s
+    return Option(
+        prefill=None,
+        decode=worker,
+        cached_blocks=at.cached,
+        ttft_s=at.ttft_s,
+        work_s=at.prefill_s,
+        score=sum(terms.values()),
+        terms=terms,
+        note=f"{at.cached} blocks cached on decode {worker.report.worker}",
+        fetch=at.fetch,
+    )
+
+
+def burden(view: View, decode: Worker) -> dict[str, float]:
+    """What a decode worker's own streams suffer, and what its link has to carry first."""
+    queue_s = view.link_queue_s(decode.report.worker)
+    return {
+        "slowdown_s": slowdown_s(view, decode),
+        "spill_s": spill_s(view, decode),
+        "queue_s": view.weights.exposed_share * queue_s,
+    }

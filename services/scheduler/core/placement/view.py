@@ -1,0 +1,281 @@
+"""What a policy may look at when it decides about one request, in one unit: seconds.
+
+Everything is read-only and total: an unknown worker holds nothing, a foreign block size fits no
+hash, and no model gives anything but a finite number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from services.scheduler.core.cluster import Cluster, Worker
+from services.scheduler.core.columns import least
+from services.scheduler.core.flights import Flights
+from services.scheduler.core.groups import Group
+from services.scheduler.core.lookup import Match
+from services.scheduler.core.models.learned import Learned
+from services.scheduler.core.pace import LinkQueues, Pace, Paces
+from services.scheduler.core.placement.weights import Weights
+from services.scheduler.core.prefixes import PrefixIndex
+from services.scheduler.core.rates import Rates
+from services.scheduler.core.sessions import Sessions
+from services.scheduler.core.trust import Trust
+from shared import costs
+from shared.ids import WorkerId
+from shared.wire.requests import TOP_PRIORITY, PlaceRequest
+
+if TYPE_CHECKING:
+    from services.scheduler.core.placement.option import Offer
+
+_WINDOW_S: Final = 30.0
+_PACE_S: Final = 10.0
+_LATELY_S: Final = 20.0
+
+
+@dataclass(slots=True)
+class World:
+    """All that is known of the cluster when a request comes."""
+
+    cluster: Cluster
+    index: PrefixIndex
+    learned: Learned = field(default_factory=Learned)
+    trust: Trust = field(default_factory=Trust)
+    flights: Flights = field(default_factory=Flights)
+    sessions: Sessions = field(default_factory=Sessions)
+    pace: Pace = field(default_factory=lambda: Pace(_PACE_S))
+    """Requests that compute in the pool of prefill workers."""
+    paces: Paces = field(default_factory=lambda: Paces(_LATELY_S))
+    """The same by worker."""
+    link_queues: LinkQueues = field(default_factory=LinkQueues)
+    link_work: Rates[WorkerId] = field(default_factory=lambda: Rates(_WINDOW_S))
+    """Bytes of transfers placed, per second and reader."""
+    tenants: Rates[str] = field(default_factory=lambda: Rates(_WINDOW_S))
+    """Seconds of work placed, per second and tenant."""
+
+
+class View:
+    """One request against the world, at one moment."""
+
+    def __init__(self, ask: PlaceRequest, world: World, weights: Weights, now: float) -> None:
+        self.ask = ask
+        self.now = now
+        self.world = world
+        self.weights = weights
+        self.cluster = world.cluster
+        self.match: Match = world.index.match(ask.block_hashes, now)
+        self.prefills: Group = world.cluster.group("prefill", ask.model_digest)
+        self.decodes: Group = world.cluster.group("decode", ask.model_digest)
+        self.pools: Group = world.cluster.group("kvpool", ask.model_digest)
+        self.expected_tokens = world.learned.lengths.expected(
+            ask.tenant, ask.model_digest, ask.expected_output_tokens, max(1, ask.max_tokens)
+        )
+        priority = min(TOP_PRIORITY, max(-TOP_PRIORITY, ask.priority))
+        self.others = float(0.5 ** (priority / max(1.0, weights.priority_halves)))
+        """How much the delay of others counts: half for each step of priority. A forged priority
+        counts as the nearest one there is."""
+        self._failed = {(ref.worker, ref.epoch) for ref in ask.excluded}
+        self._cached: dict[WorkerId, int] = {}
+        self._lightest: dict[int, list[Worker]] = {}
+
+    @property
+    def ttft_slo_s(self) -> float:
+        return self.ask.ttft_slo_s or self.weights.ttft_slo_s
+
+    @property
+    def tpot_slo_s(self) -> float:
+        return self.ask.tpot_slo_s or self.weights.tpot_slo_s
+
+    # -- who -----------------------------------------------------------------------------
+
+    def failed(self, worker: Worker) -> bool:
+        """Whether this incarnation failed this request before."""
+        return (worker.report.worker, worker.report.epoch) in self._failed
+
+    def fresh(self, workers: list[Worker]) -> list[Worker]:
+        """Without those that failed this request, unless that leaves nobody: then a worker that
+        failed once and still lives is better than none."""
+        if not self._failed:
+            return workers
+        return [worker for worker in workers if not self.failed(worker)] or workers
+
+    def has_room(self, worker: Worker) -> bool:
+        """Whether the prompt and one more token fit there now."""
+        return worker.pages_free() >= self.pages(worker)
+
+    def colocated(self, offer: Offer) -> list[Worker]:
+        """Decode workers that may compute the prompt themselves."""
+        if not offer.colocated:
+            return []
+        return [worker for worker in self.roomy() if self.may_stay(worker, offer)]
+
+    def may_stay(self, worker: Worker, offer: Offer) -> bool:
+        """Whether this decode worker is among those that the offer means."""
+        if offer.only is not None and worker.ref != offer.only:
+            return False
+        if offer.most_left is None:
+            return True
+        cached = self.cached(worker) * worker.report.block_tokens
+        return self.ask.prompt_tokens - cached < offer.most_left
+
+    def roomy(self) -> list[Worker]:
+        """Decode workers with room. Looks at all of them."""
+        return self.fresh([worker for worker in self.decodes.workers if self.has_room(worker)])
+
+    def idlest(self, group: Group, most: int) -> list[Worker]:
+        """Workers with the least wait."""
+        rows = least(self.cluster.columns.wait_s(group.rows, self.now), most)
+        return [group.workers[row] for row in rows]
+
+    def lightest(self, most: int) -> list[Worker]:
+        """Decode workers with room that serve the fewest sequences."""
+        known = self._lightest.get(most)
+        if known is None:
+            known = self._lightest[most] = self._find_lightest(most)
+        return known
+
+    def _find_lightest(self, most: int) -> list[Worker]:
+        group, columns = self.decodes, self.cluster.columns
+        if not group.workers:
+            return []
+        streams = columns.streams(group.rows)
+        streams[columns.pages_free(group.rows) < self.pages(group.workers[0])] = np.inf
+        rows = least(streams, most)
+        return [group.workers[row] for row in rows if self.has_room(group.workers[row])]
+
+    def compatible(self, prefill: Worker, decode: Worker) -> bool:
+        """Whether decode can read the pages of prefill, and nobody has complained."""
+        return prefill.report.layout_digest == decode.report.layout_digest and (
+            self.cluster.reachable(decode.report.worker, prefill.report.worker, self.now)
+        )
+
+    # -- what they hold --------------------------------------------------------------------
+
+    def cached(self, worker: Worker) -> int:
+        """Leading blocks on its device that need not be computed; the last token always is."""
+        name = worker.report.worker
+        known = self._cached.get(name)
+        if known is None:
+            known = self._cached[name] = self._depth(worker, "device")
+        return known
+
+    def in_pool(self, pool: Worker) -> int:
+        """Leading blocks that a pool node holds."""
+        return self._depth(pool, "host")
+
+    def _depth(self, worker: Worker, tier: str) -> int:
+        size = worker.report.block_tokens
+        if self.ask.prompt_tokens // size < len(self.ask.block_hashes):
+            return 0
+        slot = self.world.index.slot(worker.report.worker, tier)
+        if slot is None:
+            return 0
+        return min(self.match.depth(slot), (self.ask.prompt_tokens - 1) // size)
+
+    def holders(self, group: Group, most: int) -> list[Worker]:
+        """Ready workers of a group with the deepest prefix on their device, deepest first."""
+        index = self.world.index
+        mask = self.mask(group)
+        found = []
+        for slot, _ in self.match.deepest(mask, most):
+            owner = index.slots.owner(slot)
+            if owner is not None:
+                found.append(group.by_name[owner[0]])
+        return found
+
+    def holders_in_pool(self, most: int) -> list[Worker]:
+        """Pool nodes with the deepest prefix."""
+        index, group = self.world.index, self.pools
+        if not group.workers:
+            return []
+        owners = [
+            index.slots.owner(slot)
+            for slot, _ in self.match.deepest(self.mask(group, "host"), most)
+        ]
+        return [group.by_name[owner[0]] for owner in owners if owner is not None]
+
+    def cached_limit(self, worker: Worker) -> int:
+        """Blocks of the prompt that could be cached at most."""
+        return max(0, self.ask.prompt_tokens - 1) // worker.report.block_tokens
+
+    def pages_total(self) -> int:
+        """Of all workers that may compute this prompt."""
+        workers = self.prefills.workers or self.decodes.workers
+        return sum(worker.report.load.pages_total for worker in workers)
+
+    def mask(self, group: Group, tier: str = "device") -> int:
+        """Slots of a group's workers in this tier."""
+        index = self.world.index
+        slots = (index.slot(name, tier) for name in group.by_name)
+        return group.mask(index.slots.version, tier, (s for s in slots if s is not None))
+
+    # -- what it would take ----------------------------------------------------------------
+
+    def wait_s(self, worker: Worker) -> float:
+        """Until a job placed now would start."""
+        seconds = worker.wait_s(self.now)
+        if worker.joins(self.now):
+            seconds -= min(seconds, self.world.learned.costs(worker.report).step_s)
+        return seconds * self.world.trust.factor(worker.report.worker)
+
+    def prefill_s(self, worker: Worker, cached: int) -> float:
+        """To compute what is left of the prompt after so many blocks."""
+        beat = worker.report
+        tokens = cached * beat.block_tokens
+        seconds = costs.prefill_s(
+            self.world.learned.costs(beat), self.ask.prompt_tokens - tokens, tokens
+        )
+        return seconds * self.world.trust.factor(beat.worker)
+
+    def step_s(self, worker: Worker, sequences: float, context_tokens: float) -> float:
+        """One decode step of so many sequences."""
+        beat = worker.report
+        known = self.world.learned
+        return costs.decode_s(
+            known.costs(beat),
+            max(1, round(sequences)),
+            round(context_tokens),
+            known.context_token_s(beat),
+        )
+
+    def transfer_s(self, reader: Worker, owner: Worker, blocks: int) -> float:
+        """For `reader` to pull so many pages from `owner`."""
+        link = self.world.learned.links.between(reader.report.worker, owner.report.worker)
+        return costs.transfer_s(link, blocks * reader.report.page_bytes)
+
+    def pages(self, worker: Worker) -> int:
+        """That the prompt and one more token need there."""
+        return -(-(self.ask.prompt_tokens + 1) // worker.report.block_tokens)
+
+    # -- how busy things are ---------------------------------------------------------------
+
+    def later_s(self, worker: Worker, wait_s: float, work_s: float) -> float:
+        """How much this work delays later requests, together: those wait for it that come to the
+        worker before it is done, as they do now. An idle worker to which nobody goes is free."""
+        weights = self.weights
+        coming = self.world.paces.per_s(worker.report.worker, self.now) * (wait_s + work_s)
+        most = weights.busy_most / (1.0 - weights.busy_most)
+        return min(weights.later_share * coming, most) * work_s * self.others
+
+    def busy(self) -> float:
+        """Share of time for which the workers that may compute this prompt have work."""
+        size = len((self.prefills if self.prefills.workers else self.decodes).workers)
+        return self.world.pace.busy(self.now) / max(1, size)
+
+    def link_queue_s(self, reader: WorkerId) -> float:
+        """Until a transfer to this reader would begin."""
+        speed = self.world.learned.links.of(reader).bytes_per_s
+        return self.world.link_queues.wait_s(reader, speed, self.now)
+
+    def link_price(self, reader: WorkerId) -> float:
+        """The same for a second of a reader's link, never nothing."""
+        carried = self.world.link_work.per_s(reader, self.now)
+        share = carried / self.world.learned.links.of(reader).bytes_per_s
+        return self.weights.link_price + _price(share, self.weights.busy_most)
+
+
+def _price(share: float, most: float) -> float:
+    busy = min(max(0.0, share), most)
+    return busy / (1.0 - busy) if busy < 1.0 else most / (1.0 - most)
