@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 from services.decode.config import DecodeConfig
 from services.decode.core import report
+from services.decode.core.batching import Budget
 from services.decode.core.machine import DecodeMachine
 from services.decode.core.rules import DecodeRules
 from services.decode.kv_inbox import KvInbox
+from services.decode.kv_pool import Guard, PoolFlow
 from services.decode.shell import Shell
 from shared.checkpoint.checkpoint import Checkpoint
 from shared.checkpoint.geometry import page_layout
@@ -19,27 +20,29 @@ from shared.dataplane.metering import PlaneMetrics
 from shared.dataplane.plane import Plane
 from shared.dataplane.selection import open_plane
 from shared.engine.batch import Engine
-from shared.engine.building import build_engine, poison
-from shared.engine.executor import Executor
+from shared.engine.building import (
+    EngineOptions,
+    build_engine,
+    engine_facts,
+    poison,
+    pool_layout,
+)
+from shared.engine.executor import Executor, stall_bound_s
 from shared.errors import CheckpointError, EngineError, StartupError
-from shared.ids import BlockHash, Generation, PageId
+from shared.ids import BlockHash
 from shared.kv.cache import PageCache
 from shared.runtime.membership import NO_LOAD, Membership, Traits
 from shared.runtime.service import Scope
+from shared.runtime.turning import OTHER_ROLE
 from shared.wire.workers import CostModel, WorkerLoad
 
 _DRAIN_RESERVE_S: Final = 2.0
+_BUDGET_SEQUENCES: Final = 8
+"""Decode in the steps that the budget is measured with."""
+_MOST_TOKENS: Final = 2048
+_OFFER_SHARE: Final = 0.8
+"""Of the lease: how long the pool may take to pull an offer."""
 _NO_BLOCKS: Final = f"{0:032x}"
-
-
-class NoReads:
-    """Implements ReadGuard: nobody reads from a decode worker."""
-
-    def open_read(self, ticket: str, pages: Sequence[tuple[PageId, Generation]]) -> int | None:
-        return None
-
-    def close_read(self, read: int) -> None:
-        """There is none."""
 
 
 class Truth:
@@ -77,11 +80,14 @@ class DecodeApp:
     async def run(self, scope: Scope) -> None:
         """Load, join, serve until drained. Raises StartupError."""
         checkpoint, engine = await asyncio.to_thread(self._load)
+        scope.log.event("engine.loaded", chosen=engine_facts(engine))
         executor = Executor(engine, scope.clock)
         try:
             cost = await executor.costs(self._config.block_tokens)
+            budget = await self._budget(scope, executor)
             poison(engine, self._config.poison_token)
-            await self._serve(scope, checkpoint, executor, cost)
+            scope.tasks.create_task(executor.watch(self._lost), name="engine-ranks")
+            await self._serve(scope, checkpoint, executor, cost, budget)
         except EngineError as error:
             raise StartupError(f"the engine does not run: {error.message}") from error
         finally:
@@ -100,6 +106,9 @@ class DecodeApp:
             reserve_s = min(_DRAIN_RESERVE_S, self._config.drain_s / 4)
             await self._shell.drain(self._config.drain_s - reserve_s)
 
+    def _lost(self, reason: str) -> None:
+        self._scope.log.event("engine.lost", level="error", reason=reason)
+
     def _load(self) -> tuple[Checkpoint, Engine]:
         config = self._config
         try:
@@ -111,18 +120,51 @@ class DecodeApp:
                 config.kv_pages,
                 config.block_tokens,
                 config.engine,
+                EngineOptions(
+                    ranks=config.tensor_parallel,
+                    weights=config.weights,
+                    pace=config.pace,
+                    graph_sequences=config.max_sequences if config.graphs else 0,
+                ),
             )
         except (CheckpointError, EngineError) as error:
             raise StartupError(error.message) from error
         return checkpoint, engine
 
-    async def _serve(
-        self, scope: Scope, checkpoint: Checkpoint, executor: Executor, cost: CostModel
-    ) -> None:
-        engine, truth = executor.engine, Truth(cost)
-        self._plane.register(
-            engine.memory, NoReads(), f"{engine.model_digest} {engine.layout_digest}"
+    async def _budget(self, scope: Scope, executor: Executor) -> Budget:
+        """The token budget of a step: as set, or as measured against the target."""
+        config = self._config
+        tokens, seconds, kept = config.step_tokens, 0.0, True
+        if not tokens:
+            sequences = min(_BUDGET_SEQUENCES, config.max_sequences)
+            found = await executor.step_budget(
+                config.block_tokens, sequences, _MOST_TOKENS, config.tpot_target_s
+            )
+            tokens, seconds, kept = found.tokens, found.seconds, found.kept
+        budget = Budget(tokens, max(tokens, config.most_tokens), config.block_tokens)
+        scope.log.event(
+            "decode.step_budget",
+            level="info" if kept else "warning",
+            step_tokens=budget.step_tokens,
+            alone_tokens=budget.alone_tokens,
+            chosen="fixed" if config.step_tokens else "measured",
+            step_seconds=round(seconds, 4),
+            tpot_target_s=config.tpot_target_s,
+            target_kept=kept,
         )
+        return budget
+
+    async def _serve(
+        self,
+        scope: Scope,
+        checkpoint: Checkpoint,
+        executor: Executor,
+        cost: CostModel,
+        budget: Budget,
+    ) -> None:
+        engine, truth, guard = executor.engine, Truth(cost), Guard(scope.clock)
+        self._watch(scope, executor, cost, budget)
+        self._plane.register(engine.memory, guard, f"{engine.model_digest} {engine.layout_digest}")
         await self._plane.start()
         traits = Traits(
             engine.model_digest,
@@ -133,7 +175,7 @@ class DecodeApp:
         membership = Membership(scope, traits, truth)
         await membership.join()
         machine = DecodeMachine(
-            self._rules(membership, checkpoint, engine),
+            self._rules(membership, checkpoint, engine, cost, budget),
             PageCache(engine.memory.pages, self._config.block_tokens),
         )
         inbox = KvInbox(
@@ -145,18 +187,40 @@ class DecodeApp:
             self._config.pull_timeout_s,
         )
         truth.machine = self._machine = machine
-        shell = Shell(scope, machine, membership, executor, inbox, cost)
+        config = self._config
+        pool = PoolFlow(scope.bus, config.pull_timeout_s, _OFFER_SHARE * config.lease_s)
+        shell = Shell(scope, machine, membership, executor, inbox, pool, cost)
+        guard.attach(machine, shell.feed)
         self._shell = shell
+        if self._config.switchable:
+            await membership.take_orders(OTHER_ROLE[self.role])
         scope.log.event("decode.serving", transport=self._plane.transport)
         try:
             await shell.serve()
         finally:
             await membership.leave()
 
-    def _rules(self, membership: Membership, checkpoint: Checkpoint, engine: Engine) -> DecodeRules:
+    def _watch(self, scope: Scope, executor: Executor, cost: CostModel, budget: Budget) -> None:
+        """An engine call that never ends makes the process stuck, and then ends it."""
+        context = executor.engine.context_tokens
+        bound_s = stall_bound_s(cost, budget.alone_tokens, context, self._config.engine_stall_s)
+        scope.liveness.watch("engine", lambda: executor.tick_age_s, bound_s)
+
+    def _rules(
+        self,
+        membership: Membership,
+        checkpoint: Checkpoint,
+        engine: Engine,
+        cost: CostModel,
+        budget: Budget,
+    ) -> DecodeRules:
         config = self._config
         layout = page_layout(checkpoint, config.dtype, config.block_tokens)
         return DecodeRules(
+            costs=cost,
+            plane_address=self._plane.address,
+            layout_digest=pool_layout(engine, config.tensor_parallel),
+            page_bytes=engine.memory.page_bytes,
             worker=membership.worker,
             epoch=membership.epoch,
             model_digest=checkpoint.digest,
@@ -165,7 +229,10 @@ class DecodeApp:
             block_tokens=config.block_tokens,
             context_tokens=engine.context_tokens,
             vocab_size=engine.vocab_size,
-            step_tokens=config.step_tokens,
+            step_tokens=budget.step_tokens,
+            alone_tokens=budget.alone_tokens,
+            forecast=config.forecast,
+            point_s=config.priority_point_s,
             max_sequences=config.max_sequences,
             queue_limit=config.queue_limit,
             reserve_wait_s=config.reserve_wait_s,

@@ -75,7 +75,7 @@ class KvInbox:
     async def verify(self, wish: do.Verify) -> on.Verified:
         """Checksums on the engine thread, between two steps."""
         try:
-            return on.Verified(wish.pull, await self._executor.checksums(wish.pages))
+            return on.Verified(wish.pull, await self._executor.checksums(wish.pages, wish.ranks))
         except EngineError:
             return on.Verified(wish.pull, ())
 

@@ -10,13 +10,19 @@ from services.decode.core.actions import RunStep, Traced
 from services.decode.core.machine import DecodeMachine
 from services.decode.core.report import load
 from services.decode.core.sequences import Stage
-from shared.telemetry.metrics import Metrics
+from shared.runtime.journal import Evictions
+from shared.telemetry.metrics import Metrics, exemplar
 from shared.wire.workers import CostModel
 
 ROLE: Final = "decode"
 _TOKEN_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _STATES: Final = ("free", "referenced", "cached", "leased", "quarantined")
-_WAITS: Final = {Stage.RESERVED: "prefill", Stage.PULLING: "transfer", Stage.PARKED: "pages"}
+_WAITS: Final = {
+    Stage.RESERVED: "prefill",
+    Stage.PULLING: "transfer",
+    Stage.PARKED: "pages",
+    Stage.FETCHING: "pool",
+}
 
 
 class DecodeMetrics:
@@ -46,15 +52,30 @@ class DecodeMetrics:
             "baton_step_tokens", "Tokens of one step.", ("kind",), _TOKEN_BUCKETS
         )
         self._decode_tokens, self._prompt_tokens = kinds.labels("decode"), kinds.labels("prompt")
+        self._budget = metrics.gauge(
+            "baton_step_budget_tokens", "Most tokens of one step, by who is in it.", ("step",)
+        )
+        self._peak = metrics.gauge(
+            "baton_forecast_pages", "Pages needed at the worst moment ahead."
+        )
+        self._quantile = metrics.gauge(
+            "baton_forecast_quantile", "Share of answers that the forecast takes to be no longer."
+        )
         self._pages = metrics.gauge("baton_pages", "Pages by state.", ("state",))
         self._leases = metrics.gauge("baton_leases", "Leases held at prefill workers.")
         self._leaked = metrics.gauge("baton_leaked_pages", "Pages held while nothing runs.")
+        self._exposed = metrics.histogram(
+            "baton_transfer_exposed_seconds",
+            "Of a read, what lay after prefill's last word: the sequence waited for it.",
+            ("transport",),
+        )
         self._open = metrics.gauge("baton_transfers_open", "Reads under way.")
         age = metrics.gauge("baton_engine_tick_age_seconds", "Age of the engine call under way.")
         age.set_function(tick_age_s)
         self.unsent_tokens = metrics.counter(
             "baton_tokens_unsent_total", "Token messages that gateways have to ask for."
         )
+        self.evictions = Evictions(metrics)
         self._counted = _counters(metrics)
 
     def stepped(self, step: RunStep, seconds: float) -> None:
@@ -67,9 +88,13 @@ class DecodeMetrics:
         if sum(sizes) > decoding:
             self._prompt_tokens.observe(sum(sizes) - decoding)
 
-    def traced(self, fact: Traced) -> None:
+    def traced(self, fact: Traced, trace_id: str) -> None:
         if fact.name in ("decode.queue", "prefill.queue"):
-            self._queue_seconds.observe(fact.end_s - fact.start_s)
+            self._queue_seconds.observe(fact.end_s - fact.start_s, exemplar(trace_id))
+        elif fact.name == "transfer.pull":
+            waited_s = float(fact.attributes["baton.transfer.exposed_s"])
+            transport = str(fact.attributes["baton.transfer.transport"])
+            self._exposed.labels(transport).observe(waited_s, exemplar(trace_id))
 
     def show(self, machine: DecodeMachine, cost: CostModel) -> None:
         """Read the core. Costs no engine time."""
@@ -82,6 +107,10 @@ class DecodeMetrics:
             self._parked.labels(why).set(stages[stage])
         for state in _STATES:
             self._pages.labels(state).set(getattr(counts, state))
+        self._budget.labels("mixed").set(machine.stepping.budget.step_tokens)
+        self._budget.labels("prompts").set(machine.stepping.budget.alone_tokens)
+        self._peak.set(machine.forecast.peak_pages())
+        self._quantile.set(machine.forecast.quantile)
         self._leases.set(stages[Stage.RESERVED] + stages[Stage.PULLING] + machine.leases.releasing)
         self._open.set(machine.pulls.reading)
         self._leaked.set(counts.referenced if machine.idle else 0)
@@ -114,6 +143,7 @@ def _counters(metrics: Metrics) -> dict[str, Callable[[float], None]]:
         "jobs_failed": "failed",
     }
     return {
+        "fenced_epoch": fenced.labels("epoch").inc,
         "fenced_attempt": fenced.labels("attempt").inc,
         "checksum_failures": damaged.labels("device").inc,
         "pages_implausible": damaged.labels("announced").inc,

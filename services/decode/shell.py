@@ -6,14 +6,17 @@ Knows protocols only. Decides nothing: what fails out there comes back as an eve
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Coroutine
 from typing import Final, assert_never
 
 from services.decode.core import actions as do
 from services.decode.core import events as on
 from services.decode.core.machine import DecodeMachine
+from services.decode.core.report import load
 from services.decode.emitter import Emitter
 from services.decode.kv_inbox import KvInbox
+from services.decode.kv_pool import PoolFlow
 from services.decode.metrics import DecodeMetrics
 from services.decode.spans import JobSpans
 from shared.bus.bus import Delivery, Subscription
@@ -23,12 +26,15 @@ from shared.errors import Code, EngineError, RefusedError
 from shared.ids import Epoch
 from shared.runtime.membership import Membership
 from shared.runtime.service import Scope
+from shared.telemetry.jobs import Place
+from shared.telemetry.trace import trace_id
 from shared.wire import subjects
 from shared.wire.codec import Message
 from shared.wire.requests import (
     CancelRequest,
     DecodeJob,
     JobFailed,
+    LeaseKey,
     PagesReady,
     PrefillFailed,
     Refused,
@@ -52,6 +58,7 @@ class Shell:
         membership: Membership,
         executor: Executor,
         inbox: KvInbox,
+        pool: PoolFlow,
         cost: CostModel,
     ) -> None:
         self._scope = scope
@@ -59,8 +66,15 @@ class Shell:
         self._membership = membership
         self._executor = executor
         self._inbox = inbox
+        self._pool = pool
         self._cost = cost
-        self._spans = JobSpans(scope.tracer)
+        place = Place(
+            membership.worker,
+            lambda: membership.epoch,
+            subjects.job("decode", membership.worker),
+            machine.desk.rules.page_bytes,
+        )
+        self._spans = JobSpans(scope.tracer, place)
         self._metrics = DecodeMetrics(scope.metrics, lambda: executor.tick_age_s)
         self._emitter = Emitter(scope.bus, self._metrics.unsent_tokens.inc)
         self._steps: asyncio.Queue[do.RunStep] = asyncio.Queue(maxsize=1)
@@ -160,9 +174,10 @@ class Shell:
                 raise RefusedError("not a message for a decode worker", Code.INVALID_PARAMETER)
 
     async def _take_job(self, call: int, job: DecodeJob, headers: Headers) -> Message:
-        self._spans.opened(job.request, job.attempt, headers.traceparent)
+        ahead = load(self._machine, self._cost).queued_tokens
+        self._spans.opened(job.request, job.attempt, headers.traceparent, ahead)
         epoch = None if headers.epoch is None else Epoch(headers.epoch)
-        reply = await self._ask(call, on.JobArrived(call, job, epoch))
+        reply = await self._ask(call, on.JobArrived(call, job, epoch, secrets.token_hex(16)))
         if self._machine.desk.find(job.request, job.attempt) is None:
             # Refused, or repeated after its end: there is no JobClosed to come.
             code = reply.code if isinstance(reply, Refused) else None
@@ -189,7 +204,8 @@ class Shell:
         if lost.worker == self._membership.worker:
             self._declared_lost(lost)
             return
-        self.feed(on.PeerLost(lost.worker, lost.role, lost.epoch))
+        replaced = lost.cause == "replaced"
+        self.feed(on.PeerLost(lost.worker, lost.role, lost.epoch, replaced))
         await self._inbox.forget(lost)
 
     def _declared_lost(self, lost: WorkerLost) -> None:
@@ -238,7 +254,9 @@ class Shell:
                 self.feed(on.StepFailed(step.step, error.message))
                 continue
             self._metrics.stepped(step, result.seconds)
-            self.feed(on.StepEnded(step.step, result.tokens))
+            shares = ((len(item.tokens), item.start) for item in step.items)
+            self._membership.measured.step(shares, result.seconds)
+            self.feed(on.StepEnded(step.step, result.tokens, result.logprobs))
 
     # -- what goes out ---------------------------------------------------------------------
 
@@ -252,15 +270,19 @@ class Shell:
                 self._emit(action)
             case do.Traced():
                 self._spans.traced(action)
-                self._metrics.traced(action)
+                context = self._spans.context(LeaseKey(action.request, action.attempt))
+                self._metrics.traced(action, trace_id(context))
             case do.JobClosed():
                 self._spans.closed(action)
             case do.PublishBlocks(events):
                 self._membership.publish_blocks(events)
+                self._metrics.evictions.seen(events)
             case do.Pull():
                 self._spawn(self._pull(action), "decode-pull")
             case do.Verify() | do.Checksum() | do.RenewLeases() | do.Release():
                 self._spawn(self._exchange(action), f"decode-{type(action).__name__.lower()}")
+            case do.Offer() | do.LookUp() | do.ReleasePool():
+                self._spawn(self._with_pool(action), f"decode-{type(action).__name__.lower()}")
             case _:
                 assert_never(action)
 
@@ -283,8 +305,12 @@ class Shell:
     async def _pull(self, action: do.Pull) -> None:
         """The end is reported whatever happens: the pages wait for it."""
         ended = on.PullEnded(action.pull, Code.INTERNAL, settled=False)
+        began_s = self._scope.clock.now()
         try:
             ended = await self._inbox.pull(action)
+            if ended.error is None:
+                took_s = self._scope.clock.now() - began_s
+                self._membership.measured.read(action.peer.worker, ended.bytes, took_s)
         finally:
             self.feed(ended)
 
@@ -305,6 +331,18 @@ class Shell:
                 assert_never(action)
         if event is not None:
             self.feed(event)
+
+    async def _with_pool(self, action: do.Offer | do.LookUp | do.ReleasePool) -> None:
+        match action:
+            case do.Offer():
+                self.feed(await self._pool.offer(action))
+            case do.LookUp():
+                self._inbox.expect(action.pool)
+                self.feed(await self._pool.look_up(action))
+            case do.ReleasePool():
+                await self._pool.release(action)
+            case _:
+                assert_never(action)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         task = self._scope.tasks.create_task(work, name=name)

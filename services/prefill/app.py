@@ -8,23 +8,32 @@ from typing import Final
 from services.prefill.config import PrefillConfig
 from services.prefill.core.machine import Machine
 from services.prefill.core.state import Limits
+from services.prefill.core.turns import GROUPS
 from services.prefill.kv_flow import FlowLimits, Guard
 from services.prefill.shell import Shell
 from shared.checkpoint.checkpoint import Checkpoint
 from shared.checkpoint.geometry import page_layout
 from shared.checkpoint.opening import open_checkpoint
+from shared.clock import Clock
 from shared.dataplane.metering import PlaneMetrics
 from shared.dataplane.plane import Plane
 from shared.dataplane.selection import open_plane
 from shared.engine.batch import Engine
-from shared.engine.building import build_engine, poison
-from shared.engine.executor import Executor
+from shared.engine.building import (
+    EngineOptions,
+    build_engine,
+    engine_facts,
+    poison,
+    pool_layout,
+)
+from shared.engine.executor import Executor, stall_bound_s
 from shared.errors import CheckpointError, EngineError, StartupError
 from shared.ids import BlockHash
 from shared.kv.cache import PageCache
 from shared.kv.hashing import CacheIdentity
 from shared.runtime.membership import NO_LOAD, Membership, Traits
 from shared.runtime.service import Scope
+from shared.runtime.turning import OTHER_ROLE
 from shared.wire.requests import WorkerRef
 from shared.wire.workers import CostModel, WorkerLoad
 
@@ -37,12 +46,13 @@ _NO_BLOCKS: Final = f"{0:032x}"
 class Truth:
     """What heartbeats report; empty until the machine is there."""
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, clock: Clock) -> None:
         self.machine: Machine | None = None
         self._cost = cost
+        self._clock = clock
 
     def load(self) -> WorkerLoad:
-        return NO_LOAD if self.machine is None else self.machine.load()
+        return NO_LOAD if self.machine is None else self.machine.load(self._clock.now())
 
     def cost(self) -> CostModel:
         return self._cost
@@ -71,10 +81,12 @@ class PrefillApp:
         """Load, join, serve until drained. Raises StartupError."""
         self._starting = asyncio.current_task()
         checkpoint, engine = await asyncio.to_thread(self._load)
+        scope.log.event("engine.loaded", chosen=engine_facts(engine))
         executor = Executor(engine, scope.clock)
         try:
             cost = await executor.costs(self._config.block_tokens)
             poison(engine, self._config.poison_token)
+            scope.tasks.create_task(executor.watch(self._lost), name="engine-ranks")
             await self._serve(scope, checkpoint, executor, cost)
         except EngineError as error:
             raise StartupError(f"the engine does not run: {error.message}") from error
@@ -97,6 +109,9 @@ class PrefillApp:
         elif self._starting is not None:
             self._starting.cancel()
 
+    def _lost(self, reason: str) -> None:
+        self._scope.log.event("engine.lost", level="error", reason=reason)
+
     def _load(self) -> tuple[Checkpoint, Engine]:
         config = self._config
         try:
@@ -108,6 +123,9 @@ class PrefillApp:
                 config.kv_pages,
                 config.block_tokens,
                 config.engine,
+                EngineOptions(
+                    ranks=config.tensor_parallel, weights=config.weights, pace=config.pace
+                ),
             )
         except (CheckpointError, EngineError) as error:
             raise StartupError(error.message) from error
@@ -116,7 +134,8 @@ class PrefillApp:
     async def _serve(
         self, scope: Scope, checkpoint: Checkpoint, executor: Executor, cost: CostModel
     ) -> None:
-        engine, guard, truth = executor.engine, Guard(scope.clock), Truth(cost)
+        engine, guard, truth = executor.engine, Guard(scope.clock), Truth(cost, scope.clock)
+        self._watch(scope, executor, cost)
         self._plane.register(engine.memory, guard, f"{engine.model_digest} {engine.layout_digest}")
         await self._plane.start()
         traits = Traits(
@@ -138,11 +157,20 @@ class PrefillApp:
         truth.machine = self._machine = machine
         guard.attach(machine, shell.feed)
         self._shell = shell
+        if self._config.switchable:
+            await membership.take_orders(OTHER_ROLE[self.role])
         scope.log.event("prefill.serving", transport=self._plane.transport)
         try:
             await shell.serve()
         finally:
             await membership.leave()
+
+    def _watch(self, scope: Scope, executor: Executor, cost: CostModel) -> None:
+        """An engine call that never ends makes the process stuck, and then ends it."""
+        config = self._config
+        context = executor.engine.context_tokens
+        bound_s = stall_bound_s(cost, config.step_tokens, context, config.engine_stall_s)
+        scope.liveness.watch("engine", lambda: executor.tick_age_s, bound_s)
 
     def _limits(self, engine: Engine, cost: CostModel) -> Limits:
         config = self._config
@@ -152,10 +180,12 @@ class PrefillApp:
             queue_limit=config.queue_limit,
             context_tokens=engine.context_tokens,
             vocab_size=engine.vocab_size,
-            layout_digest=engine.layout_digest,
+            layout_digest=pool_layout(engine, self._config.tensor_parallel),
             lease_s=config.lease_s,
             grace_s=config.lease_grace_s,
             cost=cost,
+            groups=config.queue_order == "groups",
+            age_s=config.ttft_slo_s / GROUPS,
         )
 
     def _identity(self, checkpoint: Checkpoint) -> CacheIdentity:

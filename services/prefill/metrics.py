@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from services.prefill.core.machine import Machine
+from shared.runtime.journal import Evictions
 from shared.telemetry.metrics import Metrics
 
 ROLE: Final = "prefill"
@@ -44,11 +45,12 @@ class WorkerMetrics:
         self.unsent_tokens = metrics.counter(
             "baton_tokens_unsent_total", "First tokens that the gateway has to ask for."
         )
+        self.evictions = Evictions(metrics)
         self._counted = self._counters(metrics)
 
-    def show(self, machine: Machine) -> None:
+    def show(self, machine: Machine, now: float) -> None:
         """Read the machine. Costs no engine time."""
-        load, counts = machine.load(), machine.cache.counts()
+        load, counts = machine.load(now), machine.cache.counts()
         self._queue_requests.set(load.queued_requests)
         self._queue_tokens.set(load.queued_tokens)
         self._running.set(load.running_sequences)

@@ -28,6 +28,9 @@ from shared.ids import Attempt, RequestId
 from shared.runtime.membership import Membership
 from shared.runtime.retry import Sender
 from shared.runtime.service import Scope
+from shared.telemetry.jobs import Place
+from shared.telemetry.metrics import exemplar
+from shared.telemetry.trace import trace_id
 from shared.wire import subjects
 from shared.wire.codec import Message
 from shared.wire.requests import (
@@ -73,7 +76,15 @@ class Shell:
         sender = Sender(scope.bus, scope.clock, random.Random(secrets.randbits(64)))
         self._courier = Courier(sender)
         self._flow = PoolFlow(sender, plane, executor, limits, membership.peer_lost)
-        self._spans = JobSpans(scope.tracer)
+        place = Place(
+            membership.worker,
+            lambda: membership.epoch,
+            subjects.job("prefill", membership.worker),
+            executor.engine.memory.page_bytes,
+        )
+        self._spans = JobSpans(scope.tracer, place)
+        self._ahead = 0
+        """Prompt tokens that waited when the job came that is about to be opened."""
         self._metrics = WorkerMetrics(scope.metrics, lambda: executor.tick_age_s)
         self._work: asyncio.Queue[act.RunStep | act.SumPages] = asyncio.Queue(maxsize=1)
         self._job_tasks: dict[JobKey, set[asyncio.Task[None]]] = {}
@@ -146,6 +157,7 @@ class Shell:
         call = self._next_call()
         match delivery.message:
             case PrefillJob() as job:
+                self._ahead = self._machine.load(self._scope.clock.now()).queued_tokens
                 tickets = (secrets.token_hex(_TICKET_BYTES), secrets.token_hex(_TICKET_BYTES))
                 sent = delivery.headers
                 arrived = on.JobArrived(call, job, *tickets, sent.traceparent, sent.epoch)
@@ -200,7 +212,7 @@ class Shell:
 
     async def _tick(self) -> None:
         while True:
-            self._metrics.show(self._machine)
+            self._metrics.show(self._machine, self._scope.clock.now())
             await asyncio.sleep(_TICK_S)
             self.feed(on.Tick())
 
@@ -222,7 +234,9 @@ class Shell:
             return on.StepFailed(work.step, error.message)
         self._metrics.step_seconds.observe(result.seconds)
         self._metrics.step_tokens.observe(sum(len(item.tokens) for item in work.items))
-        return on.StepEnded(work.step, result.tokens, result.seconds)
+        shares = ((len(item.tokens), item.start) for item in work.items)
+        self._membership.measured.step(shares, result.seconds)
+        return on.StepEnded(work.step, result.tokens, result.seconds, result.logprobs)
 
     # -- what goes out ---------------------------------------------------------------------
 
@@ -236,6 +250,7 @@ class Shell:
                 self._work.put_nowait(action)
             case act.PublishBlocks(events):
                 self._membership.publish_blocks(events)
+                self._metrics.evictions.seen(events)
             case act.EmitTokens():
                 self._spawn(self._emit(action), "prefill-emit")
             case act.FailJob():
@@ -258,11 +273,14 @@ class Shell:
     def _note(self, action: act.JobOpened | act.JobClosed | act.Traced) -> None:
         match action:
             case act.JobOpened():
-                self._spans.opened(action)
+                self._spans.opened(action, self._ahead)
             case act.Traced():
                 self._spans.traced(action)
                 if action.name == "prefill.queue":
-                    self._metrics.queue_seconds.observe(action.end_s - action.start_s)
+                    context = self._spans.context(action.request, action.attempt)
+                    self._metrics.queue_seconds.observe(
+                        action.end_s - action.start_s, exemplar(trace_id(context))
+                    )
             case act.JobClosed():
                 self._spans.closed(action)
                 for task in self._job_tasks.pop(_key(action), ()):

@@ -10,6 +10,7 @@ from shared.engine.batch import StepItem
 from shared.errors import Code
 from shared.ids import Attempt, PageId, RequestId, WorkerId
 from shared.kv.cache import Removed, Stored
+from shared.wire.blocks import LookupBlocks, OfferBlocks, ReleaseBlocks
 from shared.wire.requests import (
     Accepted,
     Acknowledged,
@@ -48,6 +49,8 @@ class Verify:
 
     pull: int
     pages: tuple[PageId, ...]
+    ranks: int = 1
+    """Of the owner: its checksums are sums over the pieces that they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,35 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """Offer blocks to the pool in the background; report OfferEnded exactly once."""
+
+    request: RequestId
+    attempt: Attempt
+    pool: WorkerRef
+    offer: OfferBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Ask the pool once; report PoolAnswered exactly once."""
+
+    fetch: int
+    request: RequestId
+    attempt: Attempt
+    pool: WorkerRef
+    lookup: LookupBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePool:
+    """Tell the pool that the lease of a lookup is not needed any more."""
+
+    pool: WorkerRef
+    release: ReleaseBlocks
+
+
+@dataclass(frozen=True, slots=True)
 class PublishBlocks:
     """Changes of what can be found here, in order."""
 
@@ -121,6 +153,8 @@ class Traced:
     end_s: float
     attributes: Attributes
     link: str = ""
+    events: tuple[tuple[float, str], ...] = ()
+    """Moments inside it: monotonic second and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +177,9 @@ Action = (
     | FailJob
     | RenewLeases
     | Release
+    | Offer
+    | LookUp
+    | ReleasePool
     | PublishBlocks
     | Traced
     | JobClosed

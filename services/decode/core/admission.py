@@ -1,6 +1,6 @@
 """The door: which jobs are taken in. A job is accepted only with pages for its whole prompt.
 
-Waiting is short and bounded in number; preempted sequences come back before anyone new.
+Waiting is short and bounded in number, and so is being passed: rank is fixed at arrival.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from typing import Final
 from services.decode.core.actions import Reply
 from services.decode.core.desk import Desk
 from services.decode.core.events import JobArrived
+from services.decode.core.fetching import Fetching
 from services.decode.core.handoff import Handoff
 from services.decode.core.ledger import Ledger
 from services.decode.core.memory import Memory
+from services.decode.core.preemption import Preemption
 from services.decode.core.rules import pages_for
 from services.decode.core.sequences import Sequence, Stage
 from shared.errors import Code
 from shared.ids import Attempt, RequestId
 from shared.kv.hashing import BlockChain, CacheIdentity
-from shared.wire.requests import Accepted, DecodeJob, Refused
+from shared.wire.requests import TOP_PRIORITY, Accepted, DecodeJob, Refused
 
 _MAX_REPLIES: Final = 8
 _RETRY_S: Final = 1.0
+BYPASS_LIMIT: Final = 8
+"""Smaller jobs that may take pages before a job that is short of them."""
+_TRIES: Final = 2 * BYPASS_LIMIT
 
 
 @dataclass(slots=True)
@@ -31,17 +36,43 @@ class _Waiting:
     sequence: Sequence
     until_s: float
     replies: list[int] = field(default_factory=list)
+    passed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """All that decides whether anyone can be let in."""
+
+    counts: tuple[int, ...]
+    available: int
+    between_steps: bool
+
+    def no_better(self, other: _View) -> bool:
+        """Whether nobody fits now if nobody did then."""
+        pushes = self.between_steps and not other.between_steps
+        return self.counts == other.counts and self.available <= other.available and not pushes
 
 
 class Admission:
     """Jobs on their way in, and parked sequences on their way back."""
 
-    def __init__(self, desk: Desk, memory: Memory, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        memory: Memory,
+        preemption: Preemption,
+        fetching: Fetching,
+        ledger: Ledger,
+    ) -> None:
         self._desk = desk
         self._memory = memory
+        self._preemption = preemption
+        self._fetching = fetching
         self._ledger = ledger
         self._waiting: deque[_Waiting] = deque()
         self._order = 0
+        self._stuck: _View | None = None
+        """How things were when last nobody could be let in."""
         self.draining = False
         self.placement_sequence = 0
 
@@ -69,23 +100,76 @@ class Admission:
         sequence = self._sequence(event, now)
         until_s = min(now + self._desk.rules.reserve_wait_s, sequence.deadline_s)
         self._waiting.append(_Waiting(sequence, until_s, [event.reply]))
-        self.admit(now)
 
-    def admit(self, now: float) -> None:
-        """Let in whoever fits, strictly in order: first the preempted, then the waiting."""
-        for sequence in self._desk.sequences.values():
-            if sequence.stage is Stage.PARKED:
-                if not self._memory.reserve(sequence):
-                    return
-                sequence.stage = Stage.VERIFIED
-                sequence.note(now, "back with pages")
-        while self._waiting and len(self._desk.sequences) < self._desk.rules.max_sequences:
-            if not self._memory.reserve(self._waiting[0].sequence):
-                return
-            self._accept(self._waiting.popleft(), now)
+    def admit(self, now: float, *, between_steps: bool) -> None:
+        """Let in whoever fits, in order of rank: who was preempted and who waits. A job that is
+        short of pages may be passed by a few smaller ones; a preempted sequence is not."""
+        if not self._waiting and not self._desk.parked:
+            return
+        view = self._view(between_steps)
+        if self._stuck is not None and view.no_better(self._stuck):
+            return
+        self._stuck = None if self._let_in(now, between_steps) else view
+
+    def _let_in(self, now: float, between_steps: bool) -> int:
+        """How many were let in."""
+        head: _Waiting | None = None
+        tried = let_in = 0
+        for sequence, entry in self._candidates():
+            if entry is None:
+                if not self._back(sequence, now, between_steps):
+                    break
+                let_in += 1
+            elif len(self._desk.sequences) >= self._desk.rules.max_sequences:
+                break
+            elif self._reserve(sequence, now, between_steps and head is None):
+                self._waiting.remove(entry)
+                self._accept(entry, now)
+                let_in += 1
+                if head is not None:
+                    head.passed += 1
+            else:
+                head = head or entry
+                tried += 1
+            if head is not None and (head.passed >= BYPASS_LIMIT or tried > _TRIES):
+                break
+        return let_in
+
+    @property
+    def most_passed(self) -> int:
+        """How often a job that waits was passed by later ones."""
+        return max((entry.passed for entry in self._waiting), default=0)
+
+    def _view(self, between_steps: bool) -> _View:
+        desk = self._desk
+        counts = (len(desk.sequences), self._order, len(self._waiting), len(desk.sealing))
+        return _View(counts, desk.cache.available, between_steps)
+
+    def _candidates(self) -> list[tuple[Sequence, _Waiting | None]]:
+        parked = [(s, None) for s in self._desk.sequences.values() if s.stage is Stage.PARKED]
+        waiting = [(entry.sequence, entry) for entry in self._waiting]
+        return sorted([*parked, *waiting], key=lambda one: one[0].rank)
+
+    def _back(self, sequence: Sequence, now: float, between_steps: bool) -> bool:
+        if not self._reserve(sequence, now, between_steps):
+            return False
+        self._fetching.come_back(sequence, now)
+        return True
+
+    def _reserve(self, sequence: Sequence, now: float, may_push: bool) -> bool:
+        """Pages for a sequence, if need be by pushing out those of lower priority. Not while a
+        block of its prompt is being sealed: that takes a moment and saves computing it again."""
+        if self._memory.awaits_seal(sequence):
+            return False
+        if self._memory.reserve(sequence):
+            return True
+        if not may_push or not self._preemption.make_room(sequence, now):
+            return False
+        return self._memory.reserve(sequence)
 
     def expire(self, now: float) -> None:
-        """Refuse who waited too long."""
+        """Refuse who waited too long. Forecasts change with time: everyone is looked at again."""
+        self._stuck = None
         for entry in [entry for entry in self._waiting if entry.until_s <= now]:
             self._waiting.remove(entry)
             full = len(self._desk.sequences) >= self._desk.rules.max_sequences
@@ -163,6 +247,8 @@ class Admission:
             tokens=list(job.tokens),
             handoff=None if job.prefill is None else Handoff(job.prefill),
             gateway_epoch=event.gateway_epoch,
+            ticket=event.ticket,
+            virtual_s=now - rules.point_s * job.priority,
         )
         sequence.note(now, f"attempt {job.attempt} of {len(job.tokens)} tokens arrived")
         return sequence
@@ -191,6 +277,8 @@ class Admission:
             return Refused(Code.DEADLINE_EXCEEDED.value, "no time is left")
         if not job.tokens or job.sampling.max_tokens < 1 or job.first_index < 0:
             return Refused(Code.INVALID_PARAMETER.value, "the job has nothing to do")
+        if abs(job.priority) > TOP_PRIORITY:
+            return Refused(Code.INVALID_PARAMETER.value, "the priority is out of range")
         if min(job.tokens) < 0 or max(job.tokens) >= rules.vocab_size:
             return Refused(Code.INVALID_PARAMETER.value, "a token is outside the vocabulary")
         longest = len(job.tokens) + job.sampling.max_tokens

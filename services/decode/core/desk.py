@@ -9,29 +9,44 @@ from dataclasses import dataclass, field
 
 from services.decode.core.actions import Action, Attributes, Traced
 from services.decode.core.rules import DecodeRules
-from services.decode.core.sequences import Sequence
-from shared.ids import Attempt, RequestId
+from services.decode.core.sequences import Sequence, Stage
+from shared.ids import Attempt, BlockHash, RequestId
 from shared.kv.cache import PageCache
 
 
 @dataclass(slots=True)
 class Desk:
-    """One per core. `sequences` is in order of admission: first come, first served."""
+    """One per core. `sequences` is in order of admission."""
 
     rules: DecodeRules
     cache: PageCache
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     out: list[Action] = field(default_factory=list)
+    sealing: set[BlockHash] = field(default_factory=set)
+    """Blocks that were computed here and wait for their checksum."""
 
     def find(self, request: RequestId, attempt: Attempt) -> Sequence | None:
         """The live sequence of exactly this attempt."""
         sequence = self.sequences.get(request)
         return sequence if sequence is not None and sequence.job.attempt == attempt else None
 
+    @property
+    def parked(self) -> bool:
+        return any(sequence.stage is Stage.PARKED for sequence in self.sequences.values())
+
+    def ranked(self) -> list[Sequence]:
+        """Live sequences, the first in rank first."""
+        return sorted(self.sequences.values(), key=lambda sequence: sequence.rank)
+
     def trace(
-        self, sequence: Sequence, name: str, start_s: float, end_s: float, attributes: Attributes
+        self,
+        sequence: Sequence,
+        name: str,
+        start_s: float,
+        end_s: float,
+        attributes: Attributes,
+        events: tuple[tuple[float, str], ...] = (),
     ) -> None:
-        self.out.append(
-            Traced(sequence.job.request, sequence.job.attempt, name, start_s, end_s, attributes)
-        )
+        request, attempt = sequence.job.request, sequence.job.attempt
+        self.out.append(Traced(request, attempt, name, start_s, end_s, attributes, events=events))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from services.decode.core.actions import Attributes, FailJob, JobClosed
 from services.decode.core.borrowed import BorrowedLeases
 from services.decode.core.desk import Desk
+from services.decode.core.forecast import Forecast
 from services.decode.core.ledger import Ledger
 from services.decode.core.memory import Memory
 from services.decode.core.pulls import Pulls
@@ -19,17 +20,25 @@ class Endings:
     """The only way out for a sequence."""
 
     def __init__(
-        self, desk: Desk, memory: Memory, pulls: Pulls, leases: BorrowedLeases, ledger: Ledger
+        self,
+        desk: Desk,
+        memory: Memory,
+        pulls: Pulls,
+        leases: BorrowedLeases,
+        ledger: Ledger,
+        forecast: Forecast,
     ) -> None:
         self._desk = desk
         self._memory = memory
         self._pulls = pulls
         self._leases = leases
         self._ledger = ledger
+        self._forecast = forecast
 
     def finish(self, sequence: Sequence, finish: str, now: float) -> None:
         """The last token was drawn; its tokens stay in the log for a while."""
         self._ledger.keep_log(sequence, finish, now)
+        self._forecast.ended(sequence)
         self._end(sequence, finish, now)
 
     def fail(self, sequence: Sequence, code: Code, message: str, now: float) -> None:
@@ -57,17 +66,16 @@ class Endings:
 
     def _spans(self, sequence: Sequence, outcome: str, pages: int, now: float) -> None:
         if sequence.first_step_s is not None:
-            self._desk.trace(
-                sequence,
-                "decode.generate",
-                sequence.first_step_s,
-                now,
-                {
-                    "baton.tokens": sequence.generated,
-                    "baton.preemptions": sequence.preemptions,
-                    "baton.outcome": outcome,
-                },
-            )
+            began_s, since_s = sequence.first_step_s, sequence.stalled_since_s
+            said: Attributes = {
+                "baton.tokens": sequence.generated,
+                "baton.preemptions": sequence.preemptions,
+                "baton.stall_s": sequence.stalled_s + (0.0 if since_s is None else now - since_s),
+                "baton.batch.sequences": sequence.most_beside,
+                "baton.outcome": outcome,
+            }
+            moments = ((began_s, "joined"), *sequence.moments)
+            self._desk.trace(sequence, "decode.generate", began_s, now, said, moments)
         settled: Attributes = {"baton.pages": pages, "baton.outcome": outcome}
         self._desk.trace(sequence, "kv.settle", now, now, settled)
         job = sequence.job

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.errors import Code
-from shared.ids import Epoch, WorkerId
+from shared.ids import Attempt, Epoch, RequestId, WorkerId
+from shared.wire.blocks import BlocksFound
 from shared.wire.requests import (
     CancelRequest,
     DecodeJob,
@@ -17,6 +18,7 @@ from shared.wire.requests import (
     ResendTokens,
     WorkerRef,
 )
+from shared.wire.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class JobArrived:
     reply: int
     job: DecodeJob
     gateway_epoch: Epoch | None = None
+    ticket: str = ""
+    """Random: opens this sequence's pages to the pool. Empty: nothing is offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class StepEnded:
 
     step: int
     tokens: tuple[int | None, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Per item what was asked for; empty when no item asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +120,40 @@ class ReleaseAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferEnded:
+    """The pool is done with the pages of an offer; it keeps so many leading blocks of it."""
+
+    request: RequestId
+    attempt: Attempt
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAnswered:
+    """What the pool has of what was asked for; None: nothing, or no answer."""
+
+    fetch: int
+    request: RequestId
+    attempt: Attempt
+    found: BlocksFound | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnded:
+    """The pool touches the pages of this read no more."""
+
+    read: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLost:
     """This incarnation, and every older one, of a worker is dead."""
 
     worker: WorkerId
     role: str
     epoch: Epoch
+    replaced: bool = False
+    """A newer incarnation is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +184,9 @@ Event = (
     | StepFailed
     | LeasesAnswered
     | ReleaseAcknowledged
+    | OfferEnded
+    | PoolAnswered
+    | ReadEnded
     | PeerLost
     | DrainStarted
     | DrainExpired

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import Code
 from shared.wire.requests import PageRef, WorkerRef
+from shared.wire.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,10 @@ class Handoff:
     first_seen_s: float | None = None
     """When prefill was first heard of: from then on a lease must exist."""
     first_token: int | None = None
+    first_token_s: float | None = None
+    """When the last chunk was announced: what is still on its way then is waited for."""
     first_finish: str | None = None
+    first_logprobs: TokenLogprobs | None = None
     cached_tokens: int | None = None
     lost: Code | None = None
     """Why no more pages will come."""

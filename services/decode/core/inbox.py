@@ -6,7 +6,7 @@ What fails twice is absent; `settlement` decides what becomes of absent pages.
 
 from __future__ import annotations
 
-from services.decode.core.actions import Pull, Reply, Traced, Verify
+from services.decode.core.actions import Attributes, Pull, Reply, Traced, Verify
 from services.decode.core.desk import Desk
 from services.decode.core.events import LeasesAnswered, PagesArrived, PullEnded, Verified
 from services.decode.core.handoff import Handoff, Offer
@@ -59,7 +59,8 @@ class Inbox:
         if ready.prompt_pages != -(-sequence.prompt_tokens // sequence.block_tokens):
             self.lost(sequence, Code.INCOMPATIBLE_WORKERS, now)
             return
-        self._note_first_token(handoff, ready)
+        asked = sequence.job.sampling.logprobs is not None
+        self._note_first_token(handoff, ready, asked, now)
         if handoff.first_finish is None:
             self._pull(sequence, handoff, self._new_positions(sequence, handoff, event), now)
         self._settlement.consider(sequence, now)
@@ -75,7 +76,8 @@ class Inbox:
             self._settle_targets(pull, event.settled)
         elif event.error is None:
             pull.verify_s = now
-            self._desk.out.append(Verify(pull.number, tuple(page.page for page in pull.targets)))
+            pages = tuple(page.page for page in pull.targets)
+            self._desk.out.append(Verify(pull.number, pages, pull.peer.ranks))
         else:
             self._pulls.remove(pull.number)
             self._failed(pull, pull.positions, event.settled, now)
@@ -94,12 +96,17 @@ class Inbox:
             handoff.pulling.pop(position, None)
             if actual == expected:
                 handoff.wanted.discard(position)
-                if position < len(sequence.names):
+                # Blocks are stored by the checksum of the whole page.
+                if position < len(sequence.names) and pull.peer.ranks == 1:
                     sequence.checksums[position] = expected
             else:
                 wrong.append(position)
         self._desk.counts["checksum_failures"] += len(wrong)
-        verify = {"baton.verify.pages": len(found), "baton.verify.mismatches": len(wrong)}
+        verify: Attributes = {
+            "baton.verify.pages": len(found),
+            "baton.verify.mismatches": len(wrong),
+            **({"error.type": Code.INTEGRITY_FAILED.value} if wrong else {}),
+        }
         self._desk.trace(sequence, "decode.verify", pull.verify_s or now, now, verify)
         self._sealing.advance([sequence])
         self._failed(pull, tuple(wrong), True, now)
@@ -148,11 +155,19 @@ class Inbox:
 
     # -- one announcement ------------------------------------------------------------------
 
-    def _note_first_token(self, handoff: Handoff, ready: PagesReady) -> None:
+    def _note_first_token(
+        self, handoff: Handoff, ready: PagesReady, asked: bool, now: float
+    ) -> None:
+        """A token without the logprobs that were asked for is drawn again here."""
         handoff.cached_tokens = ready.cached_tokens
         token = ready.first_token
+        if token is not None and handoff.first_token_s is None:
+            handoff.first_token_s = now
         if token is not None and 0 <= token < self._desk.rules.vocab_size:
+            if asked and ready.first_logprobs is None:
+                return
             handoff.first_token, handoff.first_finish = token, ready.first_finish
+            handoff.first_logprobs = ready.first_logprobs
 
     def _new_positions(
         self, sequence: Sequence, handoff: Handoff, event: PagesArrived
@@ -246,6 +261,10 @@ class Inbox:
     def _trace_pull(self, pull: PullState, event: PullEnded, now: float) -> None:
         key = pull.sequence.key
         seconds = max(now - pull.started_s, 1e-9)
+        handoff = pull.sequence.handoff
+        all_told_s = None if handoff is None else handoff.first_token_s
+        exposed_s = 0.0 if all_told_s is None else max(0.0, now - max(all_told_s, pull.started_s))
+        again = () if handoff is None else handoff.retried.intersection(pull.positions)
         failed = {} if event.error is None else {"error.type": event.error.value}
         self._desk.out.append(
             Traced(
@@ -262,6 +281,8 @@ class Inbox:
                     "baton.transfer.bytes_raw": event.bytes,
                     "baton.transfer.bytes_wire": event.bytes,
                     "baton.transfer.bytes_per_s": event.bytes / seconds,
+                    "baton.transfer.exposed_s": exposed_s,
+                    "baton.transfer.retries": len(again),
                     **failed,
                 },
                 pull.link,

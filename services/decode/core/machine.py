@@ -23,10 +23,13 @@ from services.decode.core.events import (
     Event,
     JobArrived,
     LeasesAnswered,
+    OfferEnded,
     PagesArrived,
     PeerLost,
+    PoolAnswered,
     PrefillFailedArrived,
     PullEnded,
+    ReadEnded,
     ReleaseAcknowledged,
     ResendArrived,
     StepEnded,
@@ -34,9 +37,13 @@ from services.decode.core.events import (
     Tick,
     Verified,
 )
+from services.decode.core.fetching import Fetching
+from services.decode.core.forecast import Forecast
 from services.decode.core.inbox import Inbox
-from services.decode.core.ledger import Ledger
+from services.decode.core.ledger import Ledger, part_of
 from services.decode.core.memory import Memory
+from services.decode.core.offering import Offering
+from services.decode.core.preemption import Preemption
 from services.decode.core.pulls import Pulls
 from services.decode.core.rules import DecodeRules
 from services.decode.core.sealing import Sealing
@@ -45,6 +52,7 @@ from services.decode.core.stepping import Stepping
 from shared.errors import Code
 from shared.ids import Attempt, RequestId
 from shared.kv.cache import PageCache
+from shared.runtime.incarnations import Incarnations
 from shared.wire.requests import Accepted, Acknowledged, Ended, LeaseKey, Refused
 
 
@@ -54,15 +62,26 @@ class DecodeMachine:
     def __init__(self, rules: DecodeRules, cache: PageCache) -> None:
         self.desk = Desk(rules, cache)
         self.ledger = Ledger(rules)
-        self.memory = Memory(self.desk)
+        self.forecast = Forecast(self.desk)
+        self.memory = Memory(self.desk, self.forecast if rules.forecast else None)
+        self._gateways = Incarnations()
         self.pulls = Pulls()
         self.leases = BorrowedLeases(self.desk)
         self.sealing = Sealing(self.desk)
-        self.admission = Admission(self.desk, self.memory, self.ledger)
-        self.endings = Endings(self.desk, self.memory, self.pulls, self.leases, self.ledger)
+        self.offering = Offering(self.desk)
+        self.fetching = Fetching(self.desk, self.memory, self.pulls, self.sealing)
+        self.preemption = Preemption(self.desk, self.memory, self.forecast, self.offering)
+        self.admission = Admission(
+            self.desk, self.memory, self.preemption, self.fetching, self.ledger
+        )
+        self.endings = Endings(
+            self.desk, self.memory, self.pulls, self.leases, self.ledger, self.forecast
+        )
         self._settlement = Settlement(self.desk, self.memory, self.leases, self.endings)
         self._inbox = Inbox(self.desk, self.memory, self.pulls, self.sealing, self._settlement)
-        self.stepping = Stepping(self.desk, self.memory, self.sealing, self.endings)
+        self.stepping = Stepping(
+            self.desk, self.memory, self.preemption, self.sealing, self.endings
+        )
 
     @property
     def counts(self) -> Counter[str]:
@@ -81,7 +100,7 @@ class DecodeMachine:
         if not isinstance(event, Event):
             raise TypeError(f"{type(event).__name__} is not an event of decode")
         self._apply(event, now)
-        self.admission.admit(now)
+        self.admission.admit(now, between_steps=not self.stepping.running)
         self.stepping.start(now)
         changes = self.desk.cache.events()
         if changes:
@@ -108,10 +127,10 @@ class DecodeMachine:
                 self._from_gateway(event, now)
             case PagesArrived() | PrefillFailedArrived() | LeasesAnswered() | ReleaseAcknowledged():
                 self._from_prefill(event, now)
-            case PullEnded():
-                self._inbox.pull_ended(event, now)
-            case Verified():
-                self._inbox.verified(event, now)
+            case PullEnded() | Verified():
+                self._from_plane(event, now)
+            case OfferEnded() | PoolAnswered() | ReadEnded():
+                self._from_pool(event, now)
             case Checksummed():
                 self.sealing.checksummed(event.seal, event.checksums)
             case StepEnded():
@@ -122,6 +141,7 @@ class DecodeMachine:
                 self._peer_lost(event, now)
             case DrainStarted():
                 self.admission.drain()
+                self.offering.withdraw_all()
             case DrainExpired():
                 self._hand_over(now)
             case Tick():
@@ -144,8 +164,13 @@ class DecodeMachine:
 
     def _job(self, event: JobArrived, now: float) -> None:
         job = event.job
-        known = self.desk.find(job.request, job.attempt)
         rules = self.desk.rules
+        if self._gateways.outdated(job.gateway, event.gateway_epoch, now):
+            self.counts["fenced_epoch"] += 1
+            late = Refused(Code.STALE.value, "a newer incarnation of this gateway has spoken")
+            self.desk.out.append(Reply(event.reply, late))
+            return
+        known = self.desk.find(job.request, job.attempt)
         if job.epoch not in (0, rules.epoch):
             self.counts["fenced_epoch"] += 1
             gone = Refused(Code.WORKER_LOST.value, "the incarnation that this is for is gone")
@@ -185,7 +210,7 @@ class DecodeMachine:
         entry = (
             self.ledger.tokens_from(LeaseKey(resend.request, resend.attempt), resend.index)
             if sequence is None
-            else sequence.entry(resend.index, None)
+            else part_of(sequence.entry(resend.index, None), resend.index)
         )
         unknown = Refused(Code.UNKNOWN_REQUEST.value, "nothing is known of this attempt")
         self.desk.out.append(Reply(event.reply, unknown if entry is None else entry))
@@ -222,6 +247,8 @@ class DecodeMachine:
 
     def _peer_lost(self, event: PeerLost, now: float) -> None:
         if event.role == "gateway":
+            if event.replaced:
+                self._gateways.replaced(event.worker, event.epoch, now)
             self._gateway_lost(event, now)
             return
         self.leases.peer_lost(event.worker, event.epoch)
@@ -244,6 +271,35 @@ class DecodeMachine:
             if self.desk.find(job.request, job.attempt) is sequence:
                 self.endings.cancel(sequence, "gateway_lost", now)
 
+    # -- the pool, and reads -----------------------------------------------------------------
+
+    def _from_plane(self, event: PullEnded | Verified, now: float) -> None:
+        """A read from prefill, or one from the pool."""
+        pull = self.pulls.get(event.pull, verifying=isinstance(event, Verified))
+        pooled = pull is not None and pull.source is not None
+        match event:
+            case PullEnded() if pull is not None and pooled:
+                self.fetching.pull_ended(pull, event, now)
+            case PullEnded():
+                self._inbox.pull_ended(event, now)
+            case Verified() if pull is not None and pooled:
+                self.fetching.verified(pull, event, now)
+            case Verified():
+                self._inbox.verified(event, now)
+            case _:
+                assert_never(event)
+
+    def _from_pool(self, event: OfferEnded | PoolAnswered | ReadEnded, now: float) -> None:
+        match event:
+            case OfferEnded():
+                self.offering.ended(event)
+            case PoolAnswered():
+                self.fetching.answered(event, now)
+            case ReadEnded():
+                self.desk.cache.close_read(event.read)
+            case _:
+                assert_never(event)
+
     # -- time ------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
@@ -255,6 +311,8 @@ class DecodeMachine:
         self._inbox.tick(now)
         self.leases.tick(now)
         self.ledger.sweep(now)
+        self.forecast.tick(now)
+        self.offering.sweep(now)
 
     def _hand_over(self, now: float) -> None:
         """The gateway replays what still runs on another worker."""

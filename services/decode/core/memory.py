@@ -7,8 +7,10 @@ read goes to quarantine.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Run
 
 from services.decode.core.desk import Desk
+from services.decode.core.forecast import Forecast
 from services.decode.core.rules import pages_for
 from services.decode.core.sequences import Sequence, Stage
 from shared.ids import PageId
@@ -18,32 +20,70 @@ from shared.kv.cache import HeldPage
 class Memory:
     """The only part that grants, releases and quarantines pages."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, forecast: Forecast | None) -> None:
         self._desk = desk
+        self._forecast = forecast
         self._cache = desk.cache
         self.after_step: list[HeldPage] = []
         """Pages of ended sequences that the step in flight may still write."""
         self.unfinished: dict[PageId, HeldPage] = {}
         """Pages in quarantine: a read may still write them."""
 
+    def awaits_seal(self, sequence: Sequence) -> bool:
+        """Whether the next block that it lacks is about to be found in the cache: then it would
+        compute in vain what another sequence has just computed."""
+        sequence.name_blocks()
+        names = sequence.names[: self.reusable_blocks(sequence)]
+        found = self._cache.peek(names) if self._desk.sealing else len(names)
+        return found < len(names) and names[found] in self._desk.sealing
+
+    def can_reserve(self, sequence: Sequence, without: Run[Sequence] = ()) -> bool:
+        """Whether `reserve` would succeed right now, or once these others were parked."""
+        held = self._hold_cached(sequence, without)
+        if held is None:
+            return False
+        self._cache.release([page.page for page in held])
+        return True
+
     def reserve(self, sequence: Sequence) -> bool:
         """Take what is cached and grant the rest, plus one page to grow; all or nothing."""
-        sequence.name_blocks()
-        names = sequence.names[: self._reusable_blocks(sequence)]
-        need = self._wanted_pages(sequence)
-        headroom = self._headroom(sequence)
-        if self._cache.available < need - self._cache.peek(names) + headroom:
+        held = self._hold_cached(sequence)
+        if held is None:
             return False
-        held = self._cache.match(names)
-        granted = self._grant(need - len(held), headroom)
+        granted = self._grant(self.wanted_pages(sequence) - len(held), 0)
         if granted is None:
-            self._cache.release([page.page for page in held])
-            return False
+            raise AssertionError(f"no pages where there was room for {sequence.key}")
         for position, page in enumerate((*held, *granted)):
             sequence.set_page(position, page)
         sequence.sealed = len(held)
         sequence.kv_tokens = len(held) * sequence.block_tokens
         return True
+
+    def refresh(self, sequence: Sequence) -> None:
+        """Right before its first chunk: take over blocks that others have sealed meanwhile."""
+        sealed, size = sequence.sealed, sequence.block_tokens
+        if sequence.chunks or sequence.holes or sequence.kv_tokens != sealed * size:
+            return
+        sequence.name_blocks()
+        names = sequence.names[: self.reusable_blocks(sequence)]
+        if self._cache.peek(names) <= sealed:
+            return
+        found = self._cache.match(names)
+        spare = [page for page in sequence.pages[sealed : len(found)] if page is not None]
+        self._cache.release([page.page for page in (*found[:sealed], *spare)])
+        for position in range(sealed, len(found)):
+            sequence.set_page(position, found[position])
+        sequence.sealed = len(found)
+        sequence.kv_tokens = len(found) * size
+        sequence.cached_tokens = min(sequence.kv_tokens, sequence.prompt_tokens)
+
+    def wanted_pages(self, sequence: Sequence) -> int:
+        """For all tokens there are and one page more; after some preemptions, for all that can
+        ever be."""
+        if sequence.preemptions >= self._desk.rules.preemptions:
+            return sequence.worst_pages
+        present = pages_for(len(sequence.tokens), sequence.block_tokens)
+        return min(present + 1, sequence.worst_pages)
 
     def ensure(self, sequence: Sequence, start: int, stop: int) -> bool:
         """See that positions [start, stop) have pages. False: not enough available."""
@@ -119,23 +159,46 @@ class Memory:
             return None
         return self._cache.grant(max(count, 0))
 
-    def _reusable_blocks(self, sequence: Sequence) -> int:
+    def reusable_blocks(self, sequence: Sequence) -> int:
         """Blocks that may come from the cache. Who computes the prompt itself must keep its
         last position: something has to draw the next token."""
         tokens = len(sequence.tokens)
         return (tokens if sequence.awaits_prefill else tokens - 1) // sequence.block_tokens
 
-    def _wanted_pages(self, sequence: Sequence) -> int:
-        if sequence.preemptions >= self._desk.rules.preemptions:
-            return sequence.worst_pages
-        present = pages_for(len(sequence.tokens), sequence.block_tokens)
-        return min(present + 1, sequence.worst_pages)
+    def _hold_cached(
+        self, sequence: Sequence, without: Run[Sequence] = ()
+    ) -> tuple[HeldPage, ...] | None:
+        """A reference on each cached page, if there is room for all that the sequence wants."""
+        sequence.name_blocks()
+        names = sequence.names[: self.reusable_blocks(sequence)]
+        others = [s for s in self._desk.sequences.values() if s is not sequence and s.pages]
+        staying = [other for other in others if other not in without]
+        freed = len(_pages(others) - _pages(staying)) if without else 0
+        need = self.wanted_pages(sequence)
+        room = self._cache.available + freed - self._headroom(staying)
+        if room < need - self._cache.peek(names):
+            return None
+        before = self._cache.available
+        held = self._cache.match(names)
+        granted = need - len(held)
+        room -= before - self._cache.available
+        if granted <= room and self._foreseen(sequence, staying, held, granted):
+            return held
+        self._cache.release([page.page for page in held])
+        return None
 
-    def _headroom(self, newcomer: Sequence) -> int:
-        """One page for each sequence that already runs, so that a newcomer does not at once
-        push somebody out."""
-        return sum(
-            1
-            for other in self._desk.sequences.values()
-            if other.batchable and other is not newcomer
-        )
+    def _foreseen(
+        self, sequence: Sequence, staying: list[Sequence], held: Run[HeldPage], granted: int
+    ) -> bool:
+        return self._forecast is None or self._forecast.fits(sequence, staying, held, granted)
+
+    def _headroom(self, others: list[Sequence]) -> int:
+        """Without a forecast: one page for each sequence that already runs, so that a newcomer
+        does not at once push somebody out."""
+        if self._forecast is not None:
+            return 0
+        return sum(1 for other in others if other.batchable)
+
+
+def _pages(sequences: list[Sequence]) -> set[PageId]:
+    return {page.page for sequence in sequences for page in sequence.pages if page is not None}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from services.decode.core.sequences import Sequence
 from shared.ids import PageId
 from shared.kv.cache import HeldPage
+from shared.wire.blocks import BlocksFound
 from shared.wire.requests import WorkerRef
 
 
@@ -29,6 +30,8 @@ class PullState:
     started_s: float
     link: str
     verify_s: float | None = None
+    source: BlocksFound | None = None
+    """The pool's answer, where the pages come from there and not from prefill."""
     orphan: bool = False
 
 

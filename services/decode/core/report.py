@@ -17,7 +17,7 @@ def load(machine: DecodeMachine, cost: CostModel) -> WorkerLoad:
     cache = machine.desk.cache
     return WorkerLoad(
         queued_requests=len(waiting) + len(parked),
-        queued_tokens=sum(_left_tokens(sequence) for sequence in ahead),
+        queued_tokens=sum(sequence.open_tokens() for sequence in ahead),
         running_sequences=len(sequences) - len(parked),
         work_left_s=sum(_seconds(s, cost, machine.desk.rules.step_tokens) for s in ahead),
         pages_total=cache.counts().total,
@@ -46,14 +46,9 @@ def accounting(machine: DecodeMachine) -> dict[str, object]:
     }
 
 
-def _left_tokens(sequence: Sequence) -> int:
-    holes = len(sequence.holes) * sequence.block_tokens
-    return len(sequence.tokens) - sequence.kv_tokens + holes
-
-
 def _seconds(sequence: Sequence, cost: CostModel, step_tokens: int) -> float:
     """Engine seconds to compute what this sequence lacks, in chunks."""
-    left = _left_tokens(sequence)
+    left = sequence.open_tokens()
     end = len(sequence.tokens)
     pairs = end**2 - max(0, end - left) ** 2
     return -(-left // step_tokens) * cost.step_s + left * cost.token_s + pairs * cost.pair_s

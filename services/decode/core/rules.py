@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from shared.costs import Costs, LinkCosts, WorkCosts
 from shared.ids import Epoch, WorkerId
-from shared.wire.requests import Sampling
+from shared.wire.requests import Sampling, WorkerRef
+
+NO_COSTS: Final = WorkCosts(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,20 @@ class DecodeRules:
     vocab_size: int
     step_tokens: int = 512
     """Most tokens of one step; running sequences come first, prompts share the rest."""
+    alone_tokens: int = 512
+    """The same for a step in which no sequence decodes: nobody is held up."""
+    forecast: bool = True
+    """Let a sequence in only if everyone's growth fits; else if the present sizes fit."""
+    point_s: float = 0.1
+    """Seconds of earlier arrival that one point of priority is worth."""
+    costs: Costs = NO_COSTS
+    """What the engine was measured at."""
+    plane_address: str = ""
+    layout_digest: str = ""
+    """How peers reach and know these pages. Empty: nothing is offered to the pool."""
+    page_bytes: int = 0
+    pool_link: LinkCosts = LinkCosts(0.005, 1e9)  # noqa: RUF009 - a constant
+    """What fetching from the pool costs before it was measured."""
     max_sequences: int = 64
     queue_limit: int = 256
     """Jobs that may wait for pages or a slot at once."""
@@ -35,9 +53,16 @@ class DecodeRules:
     log_s: float = 60.0
     log_limit: int = 4096
     """How long, and how many, token logs of finished attempts are kept."""
+    log_told_tokens: int = 65_536
+    """In all of them together tokens with logprobs, which take a kilobyte each. An attempt with
+    more than these keeps no log: a gateway that lost its end starts another attempt."""
     ended_s: float = 900.0
     ended_limit: int = 16384
     """How long, and how many, ended attempts are remembered."""
+
+    @property
+    def me(self) -> WorkerRef:
+        return WorkerRef(self.worker, self.epoch, self.plane_address)
 
 
 def pages_for(tokens: int, block_tokens: int) -> int:
@@ -47,6 +72,6 @@ def pages_for(tokens: int, block_tokens: int) -> int:
 
 def finish_of(token: int, generated: int, sampling: Sampling) -> str | None:
     """How the generation ends with `token` as its `generated`-th token, or None."""
-    if not sampling.ignore_eos and token in sampling.stop_token_ids:
+    if token in sampling.stop_token_ids:
         return "stop"
     return "length" if generated >= sampling.max_tokens else None

@@ -49,6 +49,7 @@ class Sealing:
             return
         self._number += 1
         self._waiting[self._number] = tuple(batch)
+        self._desk.sealing.update(entry.block for entry in batch)
         pages = tuple(entry.page.page for entry in batch)
         self._desk.cache.retain(pages)
         self._desk.out.append(Checksum(self._number, pages))
@@ -58,6 +59,7 @@ class Sealing:
         if batch is None:
             self._desk.counts["ignored"] += 1
             return
+        self._desk.sealing.difference_update(entry.block for entry in batch)
         if len(checksums) == len(batch):
             for entry, checksum in zip(batch, checksums, strict=True):
                 self._seal(entry, checksum)

@@ -5,22 +5,26 @@ Knows neither the cache nor the engine; others grant pages and compute.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from services.decode.core.handoff import Handoff
 from services.decode.core.rules import pages_for
-from shared.ids import BlockHash, Epoch, PageId
+from shared.ids import Attempt, BlockHash, Epoch, PageId, RequestId
 from shared.kv.cache import HeldPage
 from shared.kv.hashing import BlockChain
-from shared.wire.requests import DecodeJob, LeaseKey, TokenEntry
+from shared.wire.requests import DecodeJob, LeaseKey, TokenEntry, WorkerRef
+from shared.wire.sampling import TokenLogprobs
 
 _LIFE_LINES: Final = 48
+_MOST_MOMENTS: Final = 64
 
 
 class Stage(StrEnum):
-    """reserved -> pulling -> verified -> joined -> ended; parked = preempted, back to verified.
+    """reserved -> pulling -> verified -> joined -> ended; parked = preempted, back to verified,
+    perhaps by way of fetching from the pool.
     A colocated sequence starts as verified: it waits for nobody."""
 
     RESERVED = "reserved"
@@ -28,7 +32,19 @@ class Stage(StrEnum):
     VERIFIED = "verified"
     JOINED = "joined"
     PARKED = "parked"
+    FETCHING = "fetching"
     ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Fetch:
+    """Blocks [first, last) are asked of the pool; `pull` is the read, once it answered."""
+
+    number: int
+    pool: WorkerRef
+    first: int
+    last: int
+    pull: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +63,8 @@ class Sequence:
     tokens: list[int]
     handoff: Handoff | None
     gateway_epoch: Epoch | None = None
+    virtual_s: float = 0.0
+    """Arrival, moved forward by priority: whoever comes much later never goes first."""
     stage: Stage = Stage.RESERVED
     pages: list[HeldPage | None] = field(default_factory=list)
     kv_tokens: int = 0
@@ -59,18 +77,45 @@ class Sequence:
     """Leading blocks that are sealed, or on their way to it."""
     cached_tokens: int = 0
     """Prompt tokens found in a cache when the attempt began."""
+    ticket: str = ""
+    """Opens its sealed pages to the pool."""
+    kept_blocks: int = 0
+    """Leading blocks that the pool said it keeps."""
+    offers: int = 0
+    """Offers since the pool last took anything."""
+    fetch: Fetch | None = None
     in_step: bool = False
     preemptions: int = 0
+    moments: list[tuple[float, str]] = field(default_factory=list)
+    """When it joined a step, stood without pages (stalled), gave way: for its span."""
+    stalled_since_s: float | None = None
+    stalled_s: float = 0.0
+    most_beside: int = 0
+    """Sequences in the largest step it was in."""
     ready_s: float = 0.0
     first_step_s: float | None = None
+    waited_at: int = -1
+    """Leading blocks when it last stood back for a mate that computes the next one."""
     chunks: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the generated tokens, where the job asks for them."""
     life: list[str] = field(default_factory=list)
     _table: tuple[PageId, ...] | None = None
+    _history: array[int] = field(default_factory=lambda: array("i"))
     _named_tokens: int = 0
 
     @property
     def key(self) -> LeaseKey:
         return LeaseKey(self.job.request, self.job.attempt)
+
+    @property
+    def key_pair(self) -> tuple[RequestId, Attempt]:
+        return (self.job.request, self.job.attempt)
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Lowest goes first. Fixed for life, so every sequence becomes the first one day."""
+        return (self.virtual_s, self.order)
 
     @property
     def prompt_tokens(self) -> int:
@@ -143,6 +188,10 @@ class Sequence:
         """Positions of the prompt without KV."""
         return self.prompt_tokens - self.kv_tokens + len(self.holes) * self.block_tokens
 
+    def open_tokens(self) -> int:
+        """Positions of prompt and generated tokens without KV."""
+        return len(self.tokens) - self.kv_tokens + len(self.holes) * self.block_tokens
+
     def name_blocks(self) -> None:
         """Bring `names` up to all full blocks of `tokens`."""
         if len(self.tokens) // self.block_tokens > len(self.names):
@@ -170,11 +219,25 @@ class Sequence:
             self._table = tuple([page.page for page in full if page is not None])
         return self._table
 
+    def take_token(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """The next token, drawn here or by prefill."""
+        self.tokens.append(token)
+        if self.job.sampling.logprobs is not None:
+            if logprobs is None:
+                raise AssertionError(f"a token of {self.key} came without its logprobs")
+            self.logprobs.append(logprobs)
+
+    def history(self) -> bytes:
+        """All tokens, as penalties count them: 4 bytes each."""
+        self._history.extend(self.tokens[len(self._history) :])
+        return self._history.tobytes()
+
     def entry(self, index: int, finish: str | None) -> TokenEntry:
         """The generated tokens from stream position `index` on."""
         first = self.job.first_index
         index = min(max(index, first), first + self.generated)
         tokens = tuple(self.tokens[self.prompt_tokens + index - first :])
+        logprobs = tuple(self.logprobs[index - first :])
         return TokenEntry(
             request=self.job.request,
             attempt=self.job.attempt,
@@ -182,7 +245,26 @@ class Sequence:
             token_ids=tokens,
             finish=finish,
             cached_tokens=self.cached_tokens if tokens and index == first else None,
+            logprobs=logprobs,
         )
+
+    def stalled(self, now: float, why: str) -> None:
+        """It has to wait for pages; again: it still waits."""
+        if self.stalled_since_s is None and self.first_step_s is not None:
+            self.stalled_since_s = now
+            self._moment(now, why)
+
+    def joined(self, now: float, beside: int) -> None:
+        """It is in a step of so many."""
+        self.most_beside = max(self.most_beside, beside)
+        if self.stalled_since_s is not None:
+            self.stalled_s += now - self.stalled_since_s
+            self.stalled_since_s = None
+            self._moment(now, "joined")
+
+    def _moment(self, now: float, what: str) -> None:
+        if len(self.moments) < _MOST_MOMENTS:
+            self.moments.append((now, what))
 
     def note(self, now: float, text: str) -> None:
         if len(self.life) < _LIFE_LINES:

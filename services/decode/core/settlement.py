@@ -47,7 +47,7 @@ class Settlement:
         """The first token already ended the request: its pages are not needed."""
         finish = handoff.first_finish or "length"
         sequence.cached_tokens = handoff.cached_tokens or 0
-        sequence.tokens.append(token)
+        sequence.take_token(token, handoff.first_logprobs)
         self._endings.finish(sequence, finish, now)
 
     def _commit(self, sequence: Sequence, handoff: Handoff, now: float) -> None:
@@ -70,11 +70,13 @@ class Settlement:
         sequence.ready_s = now
         sequence.note(now, f"committed, {lacking} positions to compute")
         if handoff.first_token is not None:
-            self._take_first_token(sequence, handoff.first_token, now)
+            self._take_first_token(sequence, handoff, handoff.first_token, now)
 
-    def _take_first_token(self, sequence: Sequence, token: int, now: float) -> None:
+    def _take_first_token(
+        self, sequence: Sequence, handoff: Handoff, token: int, now: float
+    ) -> None:
         """Prefill told the gateway; only an end that prefill did not see is told again."""
-        sequence.tokens.append(token)
+        sequence.take_token(token, handoff.first_logprobs)
         finish = finish_of(token, sequence.generated, sequence.job.sampling)
         if finish is not None:
             entry = sequence.entry(sequence.job.first_index, finish)

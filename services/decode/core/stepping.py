@@ -1,24 +1,26 @@
 """One step after another: provide pages, run, apply, emit. Never two at a time.
 
-Out of pages, the youngest gives way to the older; it comes back and is computed again.
+Out of pages, somebody of lower rank gives way; it comes back and is computed again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.decode.core.actions import EmitTokens, RunStep
-from services.decode.core.batching import Share, plan, step_item
+from services.decode.core.actions import Attributes, EmitTokens, RunStep
+from services.decode.core.batching import Budget, Share, plan, step_item
 from services.decode.core.desk import Desk
 from services.decode.core.ending import Endings
 from services.decode.core.events import StepEnded, StepFailed
 from services.decode.core.memory import Memory
+from services.decode.core.preemption import Preemption
 from services.decode.core.rules import finish_of
 from services.decode.core.sealing import Sealing
 from services.decode.core.sequences import Sequence, Stage
 from shared.errors import Code
 from shared.ids import WorkerId
 from shared.wire.requests import LeaseKey, TokenEntry
+from shared.wire.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,26 @@ class _Step:
     started_s: float
     shares: tuple[Share, ...]
 
+    @property
+    def decoding(self) -> int:
+        return sum(1 for share in self.shares if not share.fills)
+
 
 class Stepping:
     """The step in flight and the choice of the next one."""
 
-    def __init__(self, desk: Desk, memory: Memory, sealing: Sealing, endings: Endings) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        memory: Memory,
+        preemption: Preemption,
+        sealing: Sealing,
+        endings: Endings,
+    ) -> None:
+        rules = desk.rules
+        self.budget = Budget(rules.step_tokens, rules.alone_tokens, rules.block_tokens)
         self._desk = desk
+        self._preemption = preemption
         self._memory = memory
         self._sealing = sealing
         self._endings = endings
@@ -49,14 +65,14 @@ class Stepping:
         """Start the next step if none is in flight and there is work."""
         if self._step is not None:
             return
-        rules = self._desk.rules
-        shares = plan(self._ready(now), rules.step_tokens, rules.block_tokens)
+        shares = plan(self._ready(now), self.budget, self._desk.rules.costs)
         if not shares:
             return
         self._number += 1
         self._step = _Step(self._number, now, tuple(shares))
+        tokens = sum(share.stop - share.start for share in shares)
         for share in shares:
-            self._enter(share, now)
+            self._enter(share, (len(shares), tokens), now)
         self._desk.out.append(RunStep(self._number, tuple([step_item(s) for s in shares])))
 
     def ended(self, event: StepEnded, now: float) -> None:
@@ -65,14 +81,21 @@ class Stepping:
             return
         entries: dict[WorkerId, list[TokenEntry]] = {}
         finished: list[tuple[Sequence, str]] = []
-        for share, token in zip(step.shares, event.tokens, strict=True):
-            if share.sequence.stage is not Stage.ENDED:
-                self._apply(step, share, token, now, entries, finished)
+        told = event.logprobs or (None,) * len(step.shares)
+        for share, token, logprobs in zip(step.shares, event.tokens, told, strict=True):
+            sequence = share.sequence
+            if sequence.stage is Stage.ENDED or not self._advance(step, share, now):
+                continue
+            entry = self._append(sequence, token, logprobs)
+            entries.setdefault(sequence.job.gateway, []).append(entry)
+            if entry.finish is not None:
+                finished.append((sequence, entry.finish))
         for gateway, batch in entries.items():
             self._desk.out.append(EmitTokens(gateway, tuple(batch)))
         self._sealing.advance([s.sequence for s in step.shares if s.sequence.batchable])
         for sequence, finish in finished:
             self._endings.finish(sequence, finish, now)
+        self._preemption.prepare(now)
 
     def failed(self, event: StepFailed, now: float) -> None:
         """Nothing advanced. A share that failed alone is guilty; the others are tried alone."""
@@ -94,14 +117,21 @@ class Stepping:
     # -- before a step ---------------------------------------------------------------------
 
     def _ready(self, now: float) -> list[Sequence]:
-        """Sequences with work and pages, oldest first."""
+        """Sequences with work and pages, in order of rank."""
         suspect = self._next_suspect()
-        candidates = [s for s in self._desk.sequences.values() if s.batchable]
+        candidates = [s for s in self._desk.ranked() if s.batchable]
         if suspect is not None:
             candidates = [suspect]
+        candidates = [s for s in candidates if not self._shares_soon(s)]
         ready = [s for s in candidates if s.batchable and self._provide(s, now)]
-        # An older sequence may have pushed out a younger one only after it was asked.
+        # Someone before it may have pushed it out after it was asked.
         return [sequence for sequence in ready if sequence.batchable]
+
+    def _shares_soon(self, sequence: Sequence) -> bool:
+        """Its prompt was not begun, and the next block of it is computed and about to be found.
+        A checksum always comes, or the sealing has failed: nobody waits for long."""
+        waits = not (sequence.chunks or sequence.holes or sequence.decoding)
+        return waits and self._memory.awaits_seal(sequence)
 
     def _next_suspect(self) -> Sequence | None:
         while self._suspects:
@@ -112,39 +142,32 @@ class Stepping:
         return None
 
     def _provide(self, sequence: Sequence, now: float) -> bool:
-        """Pages for the next range, if need be by preempting younger sequences."""
+        """Pages for the next range, if need be from those behind it."""
+        self._memory.refresh(sequence)
         start, stop = sequence.next_range()
         while not self._memory.ensure(sequence, start, stop):
-            victim = self._victim(sequence)
-            if victim is None:
+            if not self._preemption.give_way(sequence, now):
                 self._desk.counts["stalls"] += 1
+                sequence.stalled(now, "stalled")
                 return False
-            victim.preemptions += 1
-            victim.note(now, f"preempted for {sequence.job.request}")
-            self._desk.counts["preemptions"] += 1
-            self._memory.park(victim)
         return True
 
-    def _victim(self, needy: Sequence) -> Sequence | None:
-        """The youngest one that is younger than `needy` and not yet protected."""
-        limit = self._desk.rules.preemptions
-        for sequence in reversed(self._desk.sequences.values()):
-            if sequence.order <= needy.order:
-                return None
-            if sequence.batchable and sequence.preemptions < limit:
-                return sequence
-        return None
-
-    def _enter(self, share: Share, now: float) -> None:
+    def _enter(self, share: Share, batch: tuple[int, int], now: float) -> None:
+        """`batch`: sequences and tokens of the step."""
         sequence = share.sequence
         sequence.in_step = True
+        sequence.joined(now, batch[0])
         sequence.stage = Stage.JOINED
         if sequence.first_step_s is None:
             sequence.first_step_s = now
             colocated = sequence.handoff is None
             name = "prefill.queue" if colocated else "decode.queue"
-            depth = {"baton.queue.depth": len(self._desk.sequences)}
-            self._desk.trace(sequence, name, sequence.ready_s, now, depth)
+            waited: Attributes = {
+                "baton.queue.depth": len(self._desk.sequences),
+                "baton.batch.sequences": batch[0],
+                "baton.batch.tokens": batch[1],
+            }
+            self._desk.trace(sequence, name, sequence.ready_s, now, waited)
             sequence.note(now, "joined")
 
     # -- after a step ----------------------------------------------------------------------
@@ -160,30 +183,24 @@ class Stepping:
         self._memory.step_ended()
         return step
 
-    def _apply(
-        self,
-        step: _Step,
-        share: Share,
-        token: int | None,
-        now: float,
-        entries: dict[WorkerId, list[TokenEntry]],
-        finished: list[tuple[Sequence, str]],
-    ) -> None:
-        sequence = share.sequence
+    def _advance(self, step: _Step, share: Share, now: float) -> bool:
+        """The share was computed. True: it drew a token."""
+        draws = share.draws
         if share.fills:
             self._trace_chunk(step, share, now)
-        draws = share.draws
-        sequence.advance(share.start, share.stop)
-        if not draws:
-            return
+        share.sequence.advance(share.start, share.stop)
+        return draws
+
+    def _append(
+        self, sequence: Sequence, token: int | None, logprobs: TokenLogprobs | None
+    ) -> TokenEntry:
+        """Take in what was drawn; the gateway's entry for it."""
         if token is None:
             raise AssertionError(f"the engine drew nothing for {sequence.key}")
         index = sequence.job.first_index + sequence.generated
-        sequence.tokens.append(token)
+        sequence.take_token(token, logprobs)
         finish = finish_of(token, sequence.generated, sequence.job.sampling)
-        entries.setdefault(sequence.job.gateway, []).append(sequence.entry(index, finish))
-        if finish is not None:
-            finished.append((sequence, finish))
+        return sequence.entry(index, finish)
 
     def _trace_chunk(self, step: _Step, share: Share, now: float) -> None:
         sequence = share.sequence
@@ -196,7 +213,7 @@ class Stepping:
                 "baton.chunk.index": sequence.chunks,
                 "baton.chunk.tokens": share.stop - share.start,
                 "baton.chunk.reused_tokens": share.start if not sequence.chunks else 0,
-                "baton.chunk.budget": self._desk.rules.step_tokens,
+                "baton.chunk.budget": self.budget.left(step.decoding),
             },
         )
         sequence.chunks += 1

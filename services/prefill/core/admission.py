@@ -6,6 +6,9 @@ A job gets all pages of its prompt at once, so a job that has begun can always f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from services.prefill.core import fetching, handoff
 from services.prefill.core.actions import Answer, JobOpened, Traced
@@ -14,11 +17,14 @@ from services.prefill.core.closing import close
 from services.prefill.core.events import JobArrived
 from services.prefill.core.jobs import Job, JobKey, Phase
 from services.prefill.core.state import State, page_ids
+from services.prefill.core.turns import group_of
 from services.prefill.core.work import prefill_seconds
 from shared.errors import Code
+from shared.ids import BlockHash
 from shared.kv.hashing import block_hashes
-from shared.wire.requests import Accepted, PrefillJob, Refused
+from shared.wire.requests import TOP_PRIORITY, Accepted, PrefillJob, Refused
 
+NONE_COMPUTING: Final[Mapping[JobKey, int]] = MappingProxyType({})
 _RUNWAY_STEPS = 2
 """Ready work, in steps, beyond which no further job takes pages."""
 
@@ -27,6 +33,9 @@ def arrive(state: State, event: JobArrived, now: float) -> Answer:
     """Take a job in, or say why not. The same job again gets the same answer; after a refusal it
     is stale, so that a late copy is not computed for nobody."""
     order = event.job
+    if state.gateways.outdated(order.gateway, event.gateway_epoch, now):
+        state.counts["fenced_epoch"] += 1
+        return Refused(Code.STALE, "a newer incarnation of this gateway has spoken")
     if order.epoch not in (0, state.me.epoch):
         state.counts["fenced_epoch"] += 1
         return Refused(Code.WORKER_LOST, "the incarnation that this is for is gone")
@@ -54,15 +63,31 @@ def admit(state: State, now: float) -> None:
     runway = _RUNWAY_STEPS * state.limits.chunk_tokens
     if ready >= runway or state.starved == _supply(state):
         return
-    for job in bypassing(
-        state.jobs.in_phase(Phase.QUEUED), lambda job: _take_pages(state, job, now)
-    ):
+    queued: Iterable[Job] = state.jobs.in_phase(Phase.QUEUED)
+    if state.limits.groups:
+        queued = state.turns.in_turn(state.jobs.in_phase(Phase.QUEUED))
+    for job in bypassing(queued, lambda job: _take_pages(state, job, now)):
+        state.turns.charge(job, job.left_tokens)
         if not fetching.begin(state, job, now):
             state.jobs.move(job, Phase.READY, now)
             ready += job.left_tokens
         if ready >= runway:
             return
     state.starved = _supply(state)
+
+
+def regroup(state: State, now: float) -> None:
+    """What is cached of the waiting changes all the time: so do their groups."""
+    if state.limits.groups:
+        for job in state.jobs.in_phase(Phase.QUEUED):
+            _group(state, job, now)
+
+
+def _group(state: State, job: Job, now: float) -> None:
+    cached = state.cache.peek(job.reusable) * job.block_tokens
+    waited_s = now - job.arrived_s
+    priority = job.order.priority
+    job.group = group_of(cached, job.prompt_tokens, waited_s, state.limits.age_s, priority)
 
 
 def refresh(state: State, job: Job, now: float) -> None:
@@ -84,13 +109,33 @@ def reuse(state: State, job: Job, blocks: int, now: float) -> None:
     handoff.share(state, job, now)
 
 
-def work_left_s(state: State) -> float:
-    """Engine seconds until a job that arrives now would start."""
-    cost, chunk = state.limits.cost, state.limits.chunk_tokens
-    return sum(
-        prefill_seconds(cost, job.left_tokens, job.computed_tokens, chunk)
-        for job in state.jobs.live.values()
-    )
+def work_left_s(state: State, computing: Mapping[JobKey, int] = NONE_COMPUTING) -> float:
+    """Engine seconds for all that waits here, less the tokens that are being computed. A block
+    that several wait for is computed once."""
+    parts: list[tuple[int, int]] = []
+    coming: set[BlockHash] = set()
+    for job in state.jobs.live.values():
+        begun = job.computed_tokens + computing.get(job.key, 0)
+        if not job.started:
+            begun = max(begun, _coming(state, job, coming) * job.block_tokens)
+        if begun < job.prompt_tokens or job.key in computing:
+            coming.update(job.reusable)
+        parts.append((job.prompt_tokens - begun, begun))
+    return prefill_seconds(state.limits.cost, parts, state.limits.chunk_tokens)
+
+
+def _coming(state: State, job: Job, coming: set[BlockHash]) -> int:
+    """Leading blocks that are cached, or that jobs before it compute. A name stands for all blocks
+    before it, so the last shared one is found by bisection."""
+    blocks = job.reusable
+    low, high = state.cache.peek(blocks), len(blocks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks[middle - 1] in coming:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _refusal(state: State, order: PrefillJob) -> Refused | None:
@@ -102,9 +147,11 @@ def _refusal(state: State, order: PrefillJob) -> Refused | None:
         return Refused(Code.STALE, "this attempt has ended")
     if state.draining:
         return Refused(Code.DRAINING, "the worker is draining")
+    if abs(order.priority) > TOP_PRIORITY:
+        return Refused(Code.INVALID_PARAMETER, "the priority is out of range")
     if not order.tokens or order.sampling.max_tokens < 1:
         return Refused(Code.INVALID_PARAMETER, "a job needs a prompt and room for a token")
-    if not all(0 <= token < limits.vocab_size for token in order.tokens):
+    if not 0 <= min(order.tokens) <= max(order.tokens) < limits.vocab_size:
         return Refused(Code.INVALID_PARAMETER, "a token id is outside the vocabulary")
     if len(order.tokens) > limits.context_tokens:
         return Refused(Code.CONTEXT_LENGTH_EXCEEDED, "the prompt is longer than the context")
@@ -132,6 +179,7 @@ def _open(state: State, event: JobArrived, now: float) -> None:
         deadline_s=now + order.deadline_s,
         phase_since_s=now,
     )
+    _group(state, job, now)
     state.jobs.add(job)
     state.counts["jobs_accepted"] += 1
     state.out.append(JobOpened(order.request, order.attempt, event.trace))

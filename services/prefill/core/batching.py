@@ -1,20 +1,20 @@
 """Which prompt tokens go into the next engine step, and who may get pages before whom.
 
-Pure choices over job records: first come, first served, several short jobs in one step, a chunk
-that is not a job's last ends on a block border. Touches no pages.
+Pure choices over job records: several short jobs in one step, a chunk that is not a job's last
+ends on a block border, a block that a mate computes is waited for. Touches no pages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
-from services.prefill.core.jobs import Job
+from services.prefill.core.jobs import BYPASS_LIMIT, Job
+from shared.costs import Costs, waiting_pays
 from shared.ids import BlockHash
 
-BYPASS_LIMIT: Final = 8
-"""Smaller jobs that may take pages before a job that is short of them."""
 _STEP_JOBS: Final = 64
 
 
@@ -49,11 +49,11 @@ def chunk_size(start: int, left: int, budget: int, block_tokens: int) -> int:
 
 
 def plan(
-    ready: Iterable[Job], budget_tokens: int, refresh: Callable[[Job], None]
+    ready: Iterable[Job], budget_tokens: int, refresh: Callable[[Job], None], costs: Costs
 ) -> tuple[Chunk, ...]:
     """The chunks of the next step. `refresh` is called before a job's first chunk is cut: the
-    job may then have more cached blocks. A job whose next block is computed in this very step
-    stands back once, and shares the block afterwards.
+    job may then have more cached blocks. A job whose next blocks are computed in this very step
+    stands back and shares them afterwards, where that is cheaper.
     """
     jobs = tuple(ready)
     outcast = next((job for job in jobs if job.alone), None)
@@ -66,8 +66,8 @@ def plan(
             break
         if not job.started:
             refresh(job)
-            if not job.waited and _next_block(job) in computing:
-                job.waited = True
+            if _stands_back(job, computing, budget_tokens, len(chunks), costs):
+                job.waited_at = job.sealed
                 continue
         chunk = _cut(job, budget_tokens)
         if chunk.tokens == 0:
@@ -102,8 +102,16 @@ def _cut(job: Job, budget_tokens: int) -> Chunk:
     return Chunk(job, job.computed_tokens, tokens)
 
 
-def _next_block(job: Job) -> BlockHash | None:
-    return job.reusable[job.sealed] if job.sealed < len(job.reusable) else None
+def _stands_back(
+    job: Job, computing: set[BlockHash], budget_tokens: int, mates: int, costs: Costs
+) -> bool:
+    """Whether to let this step go by. Never twice for the same block: a mate that was cancelled or
+    failed holds nobody up for longer than the step it was in."""
+    if job.sealed <= job.waited_at:
+        return False
+    shared = sum(1 for _ in takewhile(computing.__contains__, job.reusable[job.sealed :]))
+    own_tokens = min(job.left_tokens, budget_tokens)
+    return waiting_pays(costs, shared * job.block_tokens, own_tokens, mates)
 
 
 def _blocks(chunk: Chunk) -> tuple[BlockHash, ...]:

@@ -6,6 +6,7 @@ them while the next chunk is computed.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from services.prefill.core import handoff
@@ -14,12 +15,15 @@ from services.prefill.core.admission import refresh
 from services.prefill.core.batching import Chunk, plan
 from services.prefill.core.closing import close, depart
 from services.prefill.core.events import PagesSummed, StepEnded, StepFailed
-from services.prefill.core.jobs import Job, Phase
+from services.prefill.core.jobs import Job, JobKey, Phase
 from services.prefill.core.state import State, page_ids
-from shared.engine.batch import Draw, StepItem
+from services.prefill.core.work import prefill_seconds
+from shared.engine.batch import StepItem
+from shared.engine.drawing import draw_of
 from shared.errors import Code
 from shared.ids import PageId, WorkerId
 from shared.wire.requests import TokenChunk, TokenEntry
+from shared.wire.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class Compute:
             return
         state = self._state
         ready = state.jobs.in_phase(Phase.READY)
-        chunks = plan(ready, state.limits.chunk_tokens, lambda job: refresh(state, job, now))
+        limits = state.limits
+        chunks = plan(ready, limits.chunk_tokens, lambda job: refresh(state, job, now), limits.cost)
         if not chunks:
             return
         self._steps += 1
@@ -56,6 +61,16 @@ class Compute:
         self.running = Running(self._steps, chunks, now, summing=False)
         state.out.append(RunStep(self._steps, tuple(_item(chunk) for chunk in chunks)))
 
+    def left_s(self, now: float) -> tuple[float, dict[JobKey, int]]:
+        """Seconds that the running step has still to go, and whose tokens it computes."""
+        running = self.running
+        if running is None or running.summing:
+            return 0.0, {}
+        limits = self._state.limits
+        parts = [(chunk.tokens, chunk.start) for chunk in running.chunks]
+        ends_s = running.since_s + prefill_seconds(limits.cost, parts, limits.chunk_tokens)
+        return max(0.0, ends_s - now), {c.job.key: c.tokens for c in running.chunks}
+
     def step_ended(self, event: StepEnded, now: float) -> None:
         """Tokens go out first, then the new pages are summed."""
         running = self.running
@@ -63,9 +78,12 @@ class Compute:
             self._state.counts["late_events"] += 1
             return
         entries: dict[WorkerId, list[TokenEntry]] = {}
-        for chunk, token in zip(running.chunks, event.tokens, strict=True):
+        told = event.logprobs or (None,) * len(running.chunks)
+        for chunk, token, logprobs in zip(running.chunks, event.tokens, told, strict=True):
             if not chunk.job.ended:
-                self._advance(chunk, token, running.since_s, now, entries)
+                self._advance(chunk, running.since_s, now)
+            if chunk.last and not chunk.job.ended:
+                self._first_token(chunk.job, token, logprobs, now, entries)
             if chunk.job.ended:
                 depart(self._state, chunk.job)
         me = self._state.me
@@ -109,23 +127,23 @@ class Compute:
             if guilty:
                 close(self._state, job, now, "failed", Code.INTERNAL)
 
-    def _advance(
+    def _advance(self, chunk: Chunk, since_s: float, now: float) -> None:
+        chunk.job.computed_tokens = chunk.end
+        self._state.out.append(_chunk_span(self._state, chunk, since_s, now))
+
+    def _first_token(
         self,
-        chunk: Chunk,
+        job: Job,
         token: int | None,
-        since_s: float,
+        logprobs: TokenLogprobs | None,
         now: float,
         entries: dict[WorkerId, list[TokenEntry]],
     ) -> None:
-        job = chunk.job
-        job.computed_tokens = chunk.end
-        self._state.out.append(_chunk_span(self._state, chunk, since_s, now))
-        if not chunk.last:
-            return
-        if token is None:
+        asked = job.order.sampling.logprobs is not None
+        if token is None or (asked and logprobs is None):
             close(self._state, job, now, "failed", Code.INTERNAL)
             return
-        job.first = _first_entry(job, token)
+        job.first = _first_entry(job, token, (logprobs,) if logprobs is not None else ())
         entries.setdefault(job.order.gateway, []).append(job.first)
         key, finish = job.key, job.first.finish or ""
         self._state.out.append(
@@ -159,20 +177,27 @@ class Compute:
 
 def _item(chunk: Chunk) -> StepItem:
     job, order = chunk.job, chunk.job.order
-    sampling = order.sampling
-    draw = Draw(sampling.temperature, sampling.top_p, sampling.seed, order.first_index)
+    draw = None
+    if chunk.last:
+        prompt_tokens = len(order.tokens) - order.first_index
+        draw = draw_of(
+            order.sampling,
+            order.first_index,
+            prompt_tokens,
+            lambda: array("i", order.tokens).tobytes(),
+        )
     return StepItem(
         tokens=order.tokens[chunk.start : chunk.end],
         start=chunk.start,
         page_table=page_ids(job.pages[: chunk.positions.stop]),
-        draw=draw if chunk.last else None,
+        draw=draw,
     )
 
 
-def _first_entry(job: Job, token: int) -> TokenEntry:
+def _first_entry(job: Job, token: int, logprobs: tuple[TokenLogprobs, ...]) -> TokenEntry:
     sampling = job.order.sampling
     finish = None
-    if token in sampling.stop_token_ids and not sampling.ignore_eos:
+    if token in sampling.stop_token_ids:
         finish = "stop"
     elif sampling.max_tokens == 1:
         finish = "length"
@@ -183,6 +208,7 @@ def _first_entry(job: Job, token: int) -> TokenEntry:
         token_ids=(token,),
         finish=finish,
         cached_tokens=job.cached_tokens,
+        logprobs=logprobs,
     )
 
 

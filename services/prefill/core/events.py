@@ -17,6 +17,7 @@ from shared.wire.requests import (
     RenewLeases,
     ResendTokens,
 )
+from shared.wire.sampling import TokenLogprobs
 from shared.wire.workers import WorkerLost
 
 
@@ -105,6 +106,8 @@ class StepEnded:
     step: int
     tokens: tuple[int | None, ...]
     seconds: float
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Per item what was asked for; empty when no item asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,11 @@ from shared.wire.blocks import BlocksFound, LookupBlocks, ReleaseBlocks
 
 
 def begin(state: State, job: Job, now: float) -> bool:
-    """Ask the pool for the blocks that follow the cached ones. False: nothing to ask for."""
-    pool, wanted = job.order.kvpool, job.reusable[job.sealed :]
+    """Ask the pool for the blocks that follow the cached ones: those that placement counts on,
+    else all there may be. False: nothing to ask for."""
+    pool, wanted = job.source, job.reusable[job.sealed :]
+    if job.order.fetch_from is not None:
+        wanted = wanted[: max(0, job.order.fetch_until - job.sealed)]
     if pool is None or not wanted:
         return False
     if state.jobs.count(Phase.FETCHING) >= state.limits.fetch_limit:
@@ -144,12 +147,15 @@ def _seal_run(state: State, job: Job, event: PullEnded) -> int:
 
 
 def _trace_fetch(state: State, job: Job, event: PullEnded, pulled: int, now: float) -> None:
-    pool = job.order.kvpool
+    pool, node = job.source, job.order.kvpool
+    peer = pool is not None and (node is None or node.worker != pool.worker)
     attributes: dict[str, str | int | float | bool] = {
-        "baton.fetch.tier": "host",
+        "baton.fetch.tier": "peer" if peer else "host",
         "baton.fetch.peer": pool.worker if pool else "",
         "baton.fetch.blocks": pulled,
         "baton.fetch.damaged": event.damaged,
     }
+    if event.damaged:
+        attributes["error.type"] = Code.INTEGRITY_FAILED.value
     start_s, key = job.phase_since_s, job.key
     state.out.append(Traced(key.request, key.attempt, "prefill.fetch", start_s, now, attributes))

@@ -214,4 +214,5 @@ def _ready(state: State, job: Job, refs: tuple[PageRef, ...], final: bool) -> Pa
         first_token=first.token_ids[0] if first else None,
         first_finish=first.finish if first else None,
         cached_tokens=job.cached_tokens,
+        first_logprobs=first.logprobs[0] if first and first.logprobs else None,
     )

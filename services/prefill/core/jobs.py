@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from services.prefill.core.actions import Pull
 from shared.ids import Attempt, BlockHash, RequestId
 from shared.kv.cache import HeldPage
 from shared.kv.leases import LeaseName
-from shared.wire.requests import PrefillJob, TokenEntry
+from shared.wire.requests import PrefillJob, TokenEntry, WorkerRef
+
+BYPASS_LIMIT: Final = 8
+"""Jobs that may take pages before one that is short of them."""
 
 
 class JobKey(NamedTuple):
@@ -58,8 +61,10 @@ class Job:
     """Leading blocks that came from a cache, ours or the pool's."""
     started: bool = False
     """The first chunk was planned."""
-    waited: bool = False
-    """Stood back once for a sibling that computes the same block."""
+    group: int = 0
+    """Among those that wait; see turns.py."""
+    waited_at: int = -1
+    """Sealed blocks when it last stood back for a sibling that computes the next one."""
     alone: bool = False
     """Was in a step that failed: runs by itself from now on."""
     busy: bool = False
@@ -76,6 +81,16 @@ class Job:
     @property
     def key(self) -> JobKey:
         return JobKey(self.order.request, self.order.attempt)
+
+    @property
+    def source(self) -> WorkerRef | None:
+        """Whom to ask for blocks that are not here."""
+        return self.order.fetch_from or self.order.kvpool
+
+    @property
+    def pressing(self) -> bool:
+        """Smaller jobs have taken pages before it often enough."""
+        return self.bypassed >= BYPASS_LIMIT
 
     @property
     def lease(self) -> LeaseName:
@@ -170,7 +185,3 @@ class Jobs:
         self._past[request] = Past(attempt, first or (known.first if known else None))
         while len(self._past) > self._past_limit:
             self._past.popitem(last=False)
-
-    @property
-    def past_count(self) -> int:
-        return len(self._past)

@@ -164,6 +164,7 @@ class Machine:
         """All leases, all deadlines: neither are in order."""
         state = self._state
         handoff.sweep(state, now)
+        admission.regroup(state, now)
         for job in tuple(state.jobs.live.values()):
             handed = job.phase is Phase.HANDED
             if now >= job.deadline_s + (state.limits.grace_s if handed else 0.0):
@@ -172,6 +173,8 @@ class Machine:
     def _peer_lost(self, lost: WorkerLost, now: float) -> None:
         """A decode worker or gateway died: what was for it has no use. (A request that goes on
         elsewhere comes back as another attempt and finds the sealed blocks in the cache.)"""
+        if lost.role == "gateway" and lost.cause == "replaced":
+            self._state.gateways.replaced(lost.worker, lost.epoch, now)
         for job in tuple(self._state.jobs.live.values()):
             if _was_for(job, lost):
                 close(self._state, job, now, "lost")
@@ -206,16 +209,17 @@ class Machine:
         """Facts since the start; they only grow."""
         return self._state.counts
 
-    def load(self) -> WorkerLoad:
+    def load(self, now: float) -> WorkerLoad:
         """What the scheduler is told."""
         state = self._state
+        step_left_s, computing = self._compute.left_s(now)
         queued = state.jobs.in_phase(Phase.QUEUED)
         running = state.jobs.in_phase(Phase.READY) + state.jobs.in_phase(Phase.FETCHING)
         return WorkerLoad(
             queued_requests=len(queued),
             queued_tokens=sum(job.left_tokens for job in (*queued, *running)),
             running_sequences=len(running),
-            work_left_s=admission.work_left_s(state),
+            work_left_s=step_left_s + admission.work_left_s(state, computing),
             pages_total=state.cache.counts().total,
             pages_free=state.cache.available,
             placement_sequence=state.placement_sequence,

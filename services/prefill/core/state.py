@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 from services.prefill.core.actions import Action
 from services.prefill.core.jobs import Job, JobKey, Jobs
+from services.prefill.core.turns import Turns
 from shared.ids import PageId, RequestId
 from shared.kv.cache import HeldPage, PageCache
 from shared.kv.hashing import CacheIdentity
+from shared.runtime.incarnations import Incarnations
 from shared.wire.requests import WorkerRef
 from shared.wire.workers import CostModel
 
@@ -41,6 +43,10 @@ class Limits:
     """Offers under way at a time; further ones are dropped and counted."""
     past_limit: int = 4096
     """Ended attempts that are remembered."""
+    groups: bool = True
+    """Waiting jobs take turns by what is cached of them; False: first come, first served."""
+    age_s: float = 0.1
+    """Waiting that lifts a job by one of ten groups."""
 
 
 class Diary:
@@ -76,6 +82,8 @@ class State:
     offers: dict[JobKey, WorkerRef] = field(default_factory=dict)
     """Offers under way, with the pool that each went to."""
     diary: Diary = field(default_factory=Diary)
+    gateways: Incarnations = field(default_factory=Incarnations)
+    turns: Turns = field(default_factory=Turns)
     draining: bool = False
     starved: tuple[int, int] | None = None
     """(available pages, queued jobs) when the waiting room last found no page for anyone."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shared.wire.workers import CostModel
 
 
@@ -10,9 +12,11 @@ def pairs(tokens: int, before: int) -> int:
     return (tokens + before) ** 2 - before**2
 
 
-def prefill_seconds(cost: CostModel, tokens: int, before: int, chunk_tokens: int) -> float:
-    """Engine seconds for `tokens` more prompt tokens, in chunks."""
-    if tokens <= 0:
-        return 0.0
-    chunks = -(-tokens // chunk_tokens)
-    return chunks * cost.step_s + tokens * cost.token_s + pairs(tokens, before) * cost.pair_s
+def prefill_seconds(cost: CostModel, parts: Iterable[tuple[int, int]], chunk_tokens: int) -> float:
+    """Engine seconds for prompts of which each has so many tokens left after so many: several
+    share a step while it has room, and so its fixed part."""
+    seconds, total = 0.0, 0
+    for tokens, before in parts:
+        seconds += tokens * cost.token_s + pairs(tokens, before) * cost.pair_s
+        total += tokens
+    return seconds + -(-total // chunk_tokens) * cost.step_s
