@@ -1,4 +1,4 @@
-"""Writes one session's answer to its client: whole, or as a stream of events.
+"""Writes the answers of one client request: whole, or as a stream of events.
 
 Owns the hold of the status line, keepalives and the two ways a stream may end.
 """
@@ -10,11 +10,12 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from services.gateway.headers import answer_headers
+from services.gateway.choices import Choices
+from services.gateway.headers import Facts, answer_headers
 from services.gateway.openai_answers import Answer, Usage
 from services.gateway.refusals import Unanswered
 from services.gateway.routes import Exchange
-from services.gateway.session import Session
+from services.gateway.session import Piece, Session
 from services.gateway.sse import ClientTooSlow, EventStream
 from shared.clock import Clock
 
@@ -31,43 +32,43 @@ class Answering:
     def __init__(
         self,
         exchange: Exchange,
-        session: Session,
+        choices: Choices,
         answer: Answer,
-        prompt_tokens: int,
-        ignored: tuple[str, ...],
+        facts: Facts,
         clock: Clock,
     ) -> None:
         self._exchange = exchange
-        self._session = session
+        self._choices = choices
         self._answer = answer
-        self._prompt_tokens = prompt_tokens
-        self._ignored = ignored
+        self.facts = facts
         self._clock = clock
         self.stream: EventStream | None = None
         self._began = False
+        self._opened: set[int] = set()
+        """Choices whose role was told."""
+        self._closed: set[int] = set()
+        """Choices whose ending was told."""
 
     async def whole(self) -> web.StreamResponse:
         """The complete answer as one body. Raises Unanswered."""
-        session = self._session
-        parts: list[str] = []
-        while not session.ended:
-            await session.changed(_WATCH_S)
-            parts.append(session.take())
-        if session.refusal is not None:
-            raise Unanswered(session.refusal)
-        parts.append(session.take())
-        reason, ids = session.finish or "stop", session.take_ids()
-        body = self._answer.whole("".join(parts), reason, self._usage(), ids)
+        choices = self._choices
+        while not choices.ended:
+            await choices.changed(_WATCH_S)
+        if choices.refusal is not None:
+            raise Unanswered(choices.refusal)
+        answers = [(session.take(), session.finish or "stop") for session in choices.sessions]
         return web.Response(
-            body=orjson.dumps(body), content_type="application/json", headers=self._headers()
+            body=orjson.dumps(self._answer.whole(answers, self._usage())),
+            content_type="application/json",
+            headers=self._headers(),
         )
 
     async def events(self) -> web.StreamResponse:
         """The answer as events. Raises Unanswered while the status line is held; afterwards
         ClientTooSlow and ConnectionError."""
         await self._hold()
-        if self._session.refusal is not None:
-            raise Unanswered(self._session.refusal)
+        if self._choices.refusal is not None:
+            raise Unanswered(self._choices.refusal)
         stream = EventStream(self._exchange.request, self._headers(), self._clock)
         self.stream = stream
         await stream.open()
@@ -75,46 +76,57 @@ class Answering:
         return stream.response
 
     async def _hold(self) -> None:
-        session = self._session
-        while not session.ended and session.first_token_s is None:
+        choices, first = self._choices, self._choices.first
+        while not choices.ended and first.first_token_s is None:
             wait_s = _WATCH_S
-            if session.placed_s is not None:
-                wait_s = session.placed_s + HOLD_STATUS_S - self._clock.now()
+            if first.placed_s is not None:
+                wait_s = first.placed_s + HOLD_STATUS_S - self._clock.now()
                 if wait_s <= 0:
                     return
-            await session.changed(wait_s)
+            await choices.changed(wait_s)
 
     async def _pump(self, stream: EventStream) -> None:
         """Between taking the text and reading the ending nothing may await: they belong
         together."""
-        session, answer = self._session, self._answer
-        role = answer.first()
+        choices, answer = self._choices, self._answer
         while True:
-            text, finish, refusal = session.take(), session.finish, session.refusal
-            events: list[dict[str, object]] = []
-            if role is not None and (text or finish is not None):
-                events.append(role)
-                role = None
-            if text:
-                events.append(answer.delta(text, session.take_ids()))
-            if finish is not None:
-                events.append(answer.finished(finish, session.take_ids()))
-                if answer.include_usage:
-                    events.append(answer.usage(self._usage()))
-                await stream.send(*self._opened(events))
+            events = [event for session in choices.sessions for event in self._news(session)]
+            refusal, finished = choices.refusal, choices.finished
+            if finished and answer.include_usage:
+                events.append(answer.usage(self._usage()))
+            if events:
+                await stream.send(*self._with_prompt_ids(events))
+            if finished:
                 await stream.done()
                 return
-            if events:
-                await stream.send(*self._opened(events))
             if refusal is not None:
-                await stream.broken(refusal.body(session.id))
+                await stream.broken(refusal.body(choices.first.id))
                 return
-            if session.overfull:
+            if choices.overfull:
                 raise ClientTooSlow
-            if not await session.changed(KEEPALIVE_S):
+            if not await choices.changed(KEEPALIVE_S):
                 await stream.comment()
 
-    def _opened(self, events: list[dict[str, object]]) -> list[dict[str, object]]:
+    def _news(self, session: Session) -> list[dict[str, object]]:
+        """The events of one choice since the last call."""
+        choice = session.choice
+        if choice in self._closed:
+            return []
+        piece, finish = session.take(), session.finish
+        events: list[dict[str, object]] = []
+        if choice not in self._opened and (piece.text or finish is not None):
+            self._opened.add(choice)
+            role = self._answer.first(choice)
+            events += [] if role is None else [role]
+        if piece.text:
+            events.append(self._answer.delta(piece))
+        if finish is not None:
+            self._closed.add(choice)
+            rest = Piece(choice) if piece.text else piece
+            events.append(self._answer.finished(rest, finish))
+        return events
+
+    def _with_prompt_ids(self, events: list[dict[str, object]]) -> list[dict[str, object]]:
         """The first event of the stream also carries the prompt's ids, where asked for."""
         if not self._began:
             self._began = True
@@ -122,9 +134,11 @@ class Answering:
         return events
 
     def _usage(self) -> Usage:
-        session = self._session
-        return Usage(self._prompt_tokens, session.completion_tokens, session.cached_tokens)
+        choices = self._choices
+        return Usage(
+            self.facts.prompt_tokens, choices.completion_tokens, choices.first.cached_tokens
+        )
 
     def _headers(self) -> dict[str, str]:
-        known = answer_headers(self._session, self._prompt_tokens, self._ignored)
+        known = answer_headers(self._choices.first, self.facts)
         return {**self._exchange.headers, **known}

@@ -6,9 +6,16 @@ The only place that names concrete parts; decides nothing.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import Metric
+
+from services.gateway.aliases import alias_families
+from services.gateway.capture import Capture
+from services.gateway.cluster_watch import ClusterWatch
 from services.gateway.config import GatewayConfig, is_loopback
 from services.gateway.core.admission import Limits
 from services.gateway.core.machine import GatewayMachine
@@ -16,7 +23,7 @@ from services.gateway.core.request import Policy
 from services.gateway.courier import Courier, Surroundings
 from services.gateway.door import Door, Guard
 from services.gateway.generation import Endpoints, Served
-from services.gateway.ledger import Ledger
+from services.gateway.ledger import Ledger, Promise
 from services.gateway.listeners import (
     admin_table,
     anyone,
@@ -26,9 +33,11 @@ from services.gateway.listeners import (
 )
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models import Models
+from services.gateway.operator_views import OperatorViews
+from services.gateway.page_files import PageFiles
 from services.gateway.refusals import Refusal
 from services.gateway.routes import Table
-from services.gateway.span_store import SpanStore
+from services.gateway.span_store import Retention, SpanStore
 from services.gateway.standing import Standing
 from services.gateway.status import Status
 from services.gateway.text import Text
@@ -58,6 +67,9 @@ class GatewayApp:
         self._endpoints: Endpoints | None = None
         self._membership: Membership | None = None
         self._standing: Standing | None = None
+        self._watch = ClusterWatch(scope.bus, scope.clock, scope.metrics)
+        self._capture = Capture(scope.clock, config.block_tokens)
+        self._views = OperatorViews(self._watch, config.runs_dir)
         self._joined = False
         self._done = asyncio.Event()
 
@@ -80,12 +92,17 @@ class GatewayApp:
             await self._open_doors(self._build_endpoints(checkpoint, text, courier), traces)
             await self._membership.join()
             self._joined = True
+            if self._endpoints is not None:
+                self._endpoints.joined = True
             scope.log.event("gateway.serving", ports=self.ports)
             await self._done.wait()
             await self._membership.leave()
         finally:
-            for door in self._doors.values():
+            for name, door in self._doors.items():
+                if name == "traces_port":
+                    await scope.tracer.flush()  # our own last spans go in before it closes
                 await door.close()
+            self._views.close()
             if traces is not None:
                 traces.close()
             text.close()
@@ -153,10 +170,15 @@ class GatewayApp:
             loop.call_soon_threadsafe(lambda: self._scope.log.failure("traces.write_failed", error))
 
         age_s, clock = config.store_hours * 3600, self._scope.clock
-        store = SpanStore(path, config.store_bytes, age_s, clock, failed)
+        retention = Retention(config.store_bytes, age_s, config.trace_share)
+
+        def set_aside(moved: str, why: str) -> None:
+            self._scope.log.event("traces.set_aside", level="warning", moved_to=moved, why=why)
+
+        store = SpanStore(path, retention, clock, failed, set_aside)
         store.start()
         self._metrics.store_bytes.set_function(store.size_bytes)
-        return Traces(store, self._metrics)
+        return Traces(store, self._watch.worker, config.run_dir)
 
     def _build_core(self, checkpoint: Checkpoint, membership: Membership) -> Courier:
         config, scope = self._config, self._scope
@@ -187,6 +209,7 @@ class GatewayApp:
             log=scope.log,
             tracer=scope.tracer,
             metrics=self._metrics,
+            capture=self._capture,
         )
         self._courier = Courier(self._machine, around)
         return self._courier
@@ -200,20 +223,25 @@ class GatewayApp:
             eos_ids=checkpoint.eos_ids,
             text=text,
         )
-        ledger = Ledger(self._metrics, scope.tracer, scope.clock)
+        promise = Promise(config.slo_ttft_ms / 1000, config.slo_tpot_ms / 1000)
+        ledger = Ledger(
+            self._metrics, scope.tracer, scope.clock, promise, config.block_tokens, self._capture
+        )
         self._endpoints = Endpoints(served, courier, config, scope.clock, scope.tracer, ledger)
         return served
 
     async def _open_doors(self, served: Served, traces: Traces | None) -> None:
         config = self._config
-        status = Status(self._scope.metrics, self.obstacle, self.accounting)
+        aliases = partial(self._aliases, served.name)
+        status = Status(self._scope.metrics, self.obstacle, self.accounting, aliases)
         if "public" in config.serve and self._endpoints is not None:
             models = Models(served, config.block_tokens)
             table = public_table(self._endpoints, models, status, config.body_bytes)
             await self._open_door("port", table, config.host, config.port, anyone)
         inside = config.host if is_loopback(config.host) else "127.0.0.1"
         if "admin" in config.serve:
-            table = admin_table(status, traces)
+            self._scope.tasks.create_task(self._watch.run(), name="cluster-watch")
+            table = admin_table(status, traces, self._views, PageFiles(), self._capture)
             guard = operators_only(inside)
             await self._open_door("admin_port", table, inside, config.admin_port, guard)
         if "traces" in config.serve and traces is not None:
@@ -221,9 +249,15 @@ class GatewayApp:
             host = config.traces_host
             await self._open_door("traces_port", table, host, config.traces_port, anyone)
 
+    async def _aliases(self, model: str) -> Iterable[Metric]:
+        if not self._config.metrics_alias:
+            return ()
+        return alias_families(self._scope.metrics, await self._watch.workers(), model)
+
     async def _open_door(self, name: str, table: Table, host: str, port: int, guard: Guard) -> None:
-        scope = self._scope
-        door = Door(table, scope.clock, scope.log, self._metrics, guard)
+        scope, metrics = self._scope, self._metrics
+        refusals = metrics.refusals if name == "port" else metrics.operator_refusals
+        door = Door(table, scope.clock, scope.log, refusals, guard)
         await door.listen(host, port, f"--{name.replace('_', '-')}")
         self._doors[name] = door
 

@@ -10,6 +10,7 @@ from shared.config import ProcessSettings, setting
 from shared.errors import StartupError
 
 LISTENERS: Final = ("public", "admin", "traces")
+ALIASES: Final = ("vllm",)
 MAX_DEADLINE_S: Final = 600.0
 
 
@@ -39,12 +40,26 @@ class GatewayConfig(ProcessSettings):
     store_path: str = setting("", "file of the trace store (<run_dir>/traces.sqlite)")
     store_bytes: int = setting(512 * 1024 * 1024, "largest size of the trace store")
     store_hours: float = setting(48.0, "hours that a trace is kept")
+    trace_share: float = setting(
+        1.0, "share of traces kept of requests that went well; all others are always kept"
+    )
+    slo_ttft_ms: float = setting(
+        0.0, "first tokens later than this miss it, unless a request says its own; 0: none"
+    )
+    slo_tpot_ms: float = setting(0.0, "the same for each further token, on average; 0: none")
+    metrics_alias: tuple[str, ...] = setting(
+        (), "further names for the figures in /metrics, summed over the workers: vllm"
+    )
+    runs_dir: str = setting("", "folder with results of loadgen for the page 'runs'; empty: off")
 
     def __post_init__(self) -> None:
         ProcessSettings.__post_init__(self)
         for name in self.serve:
             if name not in LISTENERS:
                 raise StartupError(f"serve: {name} is not one of {', '.join(LISTENERS)}")
+        for name in self.metrics_alias:
+            if name not in ALIASES:
+                raise StartupError(f"metrics_alias: {name} is not one of {', '.join(ALIASES)}")
         for name in ("port", "admin_port", "traces_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise StartupError(f"{name} must be 0..65535")
@@ -58,6 +73,11 @@ class GatewayConfig(ProcessSettings):
         ):
             if getattr(self, name) <= 0:
                 raise StartupError(f"{name} must be above 0")
+        for name in ("store_bytes", "store_hours", "slo_ttft_ms", "slo_tpot_ms"):
+            if getattr(self, name) < 0:
+                raise StartupError(f"{name} must not be below 0")
+        if not 0 <= self.trace_share <= 1:
+            raise StartupError("trace_share must be 0..1")
         if not 0 < self.deadline_s <= MAX_DEADLINE_S:
             raise StartupError(f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}")
         if not self.allow_anonymous and not is_loopback(self.host):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
+from services.gateway.capture import Capture
 from services.gateway.core import actions as act
 from services.gateway.core import events as ev
 from services.gateway.core.machine import GatewayMachine
@@ -28,8 +29,9 @@ from shared.errors import (
     PayloadTooLarge,
 )
 from shared.ids import Attempt, Epoch, RequestId, WorkerId
+from shared.telemetry.jobs import hop
 from shared.telemetry.log import Log
-from shared.telemetry.trace import Tracer
+from shared.telemetry.trace import Kind, Tracer, Value
 from shared.wire import subjects
 from shared.wire.codec import Message
 from shared.wire.requests import (
@@ -61,6 +63,7 @@ class Surroundings:
     log: Log
     tracer: Tracer
     metrics: GatewayMetrics
+    capture: Capture
 
 
 class Courier:
@@ -98,7 +101,7 @@ class Courier:
     def leave(self, session: Session, cause: str) -> None:
         """Nobody listens to the session any more. If it had not ended, all work stops."""
         if not session.ended:
-            self._around.metrics.cancels.labels(_phase(session), cause).inc()
+            self._around.metrics.cancels.labels(session.phase, cause).inc()
             self._feed(ev.Closed(session.id, cause))
         self._sessions.pop(session.id, None)
         for span in session.attempts.values():
@@ -170,13 +173,29 @@ class Courier:
         session = self._sessions.get(action.request)
         if session is None:
             return
+        before_s, tokens = session.last_token_s, session.completion_tokens
         try:
-            session.deliver(action.token_ids, action.finish, action.cached_tokens)
+            session.deliver(
+                action.token_ids,
+                action.finish,
+                action.cached_tokens,
+                action.logprobs,
+                action.home,
+            )
         except BatonError as error:
             self._around.log.failure("gateway.token_refused", error, request=action.request)
             self._feed(ev.Closed(action.request, "internal"))
             session.fail(Refusal(Code.INTERNAL, "the answer could not be read"))
             return
+        if before_s is not None and session.last_token_s is not None:
+            fresh = session.completion_tokens - tokens
+            self._around.metrics.went_on(
+                session.route,
+                session.last_token_s - before_s,
+                fresh,
+                second=tokens == 1,
+                trace_id=session.root.context.trace_id,
+            )
         if session.stopped and action.finish is None:
             self._feed(ev.Closed(action.request, "stop"))
 
@@ -196,6 +215,7 @@ class Courier:
                 session = self._sessions.get(placement.request)
                 if session is not None:
                     session.placed(placement)
+                    self._note(session, placement.attempt, "placed", placement.route)
             case _:
                 assert_never(action)
 
@@ -204,12 +224,21 @@ class Courier:
         attributes: dict[str, str | int] = {"baton.attempt": attempt}
         if attempt > 1:
             attributes["baton.attempt.cause"] = cause
+        if session.choice:
+            attributes["baton.choice"] = session.choice
         session.attempts[attempt] = self._around.tracer.start(
             "gateway.attempt",
             session.root.traceparent,
             attributes,
             links=() if last is None else (last.traceparent,),
         )
+
+    @staticmethod
+    def _note(session: Session, attempt: Attempt, moment: str, what: str) -> None:
+        """The moments at which a message came, on our own clock."""
+        span = session.attempts.get(attempt)
+        if span is not None:
+            span.event(moment, {"what": what})
 
     def _fail(self, action: act.Fail) -> None:
         session = self._sessions.get(action.request)
@@ -230,6 +259,7 @@ class Courier:
 
     async def _place(self, action: act.Place) -> None:
         message = action.message
+        self._around.capture.placed(message)
         answer = await self._ask(subjects.PLACE, message, message.request, message.attempt)
         if isinstance(answer, Placement | Refused):
             self._feed(ev.Placed(message.request, message.attempt, answer))
@@ -240,12 +270,35 @@ class Courier:
     async def _send_job(self, action: act.SendJob) -> None:
         message, role = action.message, action.role
         subject = subjects.job(role, action.worker)
+        headers, began_s = self._headers(message.request, message.attempt), self._around.clock.now()
         answer = await self._ask(subject, message, message.request, message.attempt)
+        self._trace_hop(headers.traceparent, action, began_s, answer)
+        session = self._sessions.get(message.request)
+        if session is not None and isinstance(answer, Accepted):
+            self._note(session, message.attempt, "accepted", role)
         if isinstance(answer, Accepted | Refused):
             self._feed(ev.JobAnswered(message.request, message.attempt, role, answer))
         else:
             silence = _silence(answer)
             self._feed(ev.JobUnanswered(message.request, message.attempt, role, silence))
+
+    def _trace_hop(
+        self, parent: str, action: act.SendJob, began_s: float, answer: Message | ev.Silence
+    ) -> None:
+        """A job on its way to a worker, until the worker said that it has it."""
+        if not parent:
+            return
+        said = answer.code if isinstance(answer, Refused) else type(answer).__name__.lower()
+        said = answer.value if isinstance(answer, ev.Silence) else said
+        facts: dict[str, Value] = {
+            **hop(subjects.job(action.role, action.worker), "send"),
+            "baton.role": action.role,
+            "baton.worker": action.worker,
+            "baton.attempt": action.message.attempt,
+            "baton.answer": said,
+        }
+        now = self._around.clock.now()
+        self._around.tracer.record("gateway.send", parent, began_s, now, facts, kind=Kind.PRODUCER)
 
     async def _ask_resend(self, action: act.AskResend) -> None:
         message, role = action.message, action.role
@@ -325,9 +378,3 @@ class Courier:
 
 def _silence(answer: Message | ev.Silence) -> ev.Silence:
     return answer if isinstance(answer, ev.Silence) else ev.Silence.BROKEN
-
-
-def _phase(session: Session) -> str:
-    if session.placement is None:
-        return "admission"
-    return "prefill" if session.first_token_s is None else "decode"

@@ -13,9 +13,9 @@ from typing import Any, Final
 from aiohttp import HttpVersion11, web
 from aiohttp.http_parser import HttpRequestParser
 from aiohttp.web_protocol import RequestHandler
+from prometheus_client import Counter
 
 from services.gateway.body import label, read_body
-from services.gateway.metrics import GatewayMetrics
 from services.gateway.refusals import SERVER, Refusal, refusal_of
 from services.gateway.request_ids import new_request_id
 from services.gateway.routes import Exchange, Table
@@ -36,14 +36,15 @@ class Door:
     """A listener with its table of routes."""
 
     def __init__(
-        self, table: Table, clock: Clock, log: Log, metrics: GatewayMetrics, guard: Guard
+        self, table: Table, clock: Clock, log: Log, refusals: Counter, guard: Guard
     ) -> None:
+        """`refusals` counts by status and reason."""
         if HttpRequestParser.__module__ != "aiohttp._http_parser":
             raise StartupError("aiohttp has no C parser here: install its binary wheel")
         self._table = table
         self._clock = clock
         self._log = log
-        self._metrics = metrics
+        self._refusals = refusals
         self._guard = guard
         self._server: asyncio.Server | None = None
         self._connections: _Connections | None = None
@@ -103,7 +104,7 @@ class Door:
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> web.Response:
         """The error object, counted."""
-        self._metrics.refusals.labels(str(refusal.status), refusal.code.value).inc()
+        self._refusals.labels(str(refusal.status), refusal.code.value).inc()
         extra = dict(exchange.headers)
         if refusal.code is Code.METHOD_NOT_ALLOWED:
             extra["Allow"] = self._table.methods(exchange.request.path)
@@ -114,7 +115,7 @@ class Door:
         code = Code.INVALID_PARAMETER if status < 500 else Code.INTERNAL
         message = "this is not a well-formed HTTP request" if status < 500 else "internal error"
         refusal = Refusal(code, message)
-        self._metrics.refusals.labels(str(refusal.status), code.value).inc()
+        self._refusals.labels(str(refusal.status), code.value).inc()
         answer = refusal.response(new_request_id(self._clock))
         answer.force_close()
         return answer
@@ -122,7 +123,7 @@ class Door:
     def late_head(self) -> bytes:
         """A whole 408 answer, for a connection that has no request object yet."""
         refusal = Refusal(Code.REQUEST_TIMEOUT, "the request head did not arrive in time")
-        self._metrics.refusals.labels(str(refusal.status), refusal.code.value).inc()
+        self._refusals.labels(str(refusal.status), refusal.code.value).inc()
         answer = refusal.response(new_request_id(self._clock))
         body = answer.body if isinstance(answer.body, bytes) else b""
         head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"

@@ -40,7 +40,7 @@ def number(
     if type(value) is not int and type(value) is not float:
         refuse(name, "must be a number")
     in_range = low <= value <= high and not (above and value == low)
-    if not math.isfinite(value) or not in_range:
+    if not in_range or not math.isfinite(value):
         rule = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
         refuse(name, f"must be a number {rule}")
     return float(value)

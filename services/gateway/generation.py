@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
-from opentelemetry.trace import SpanKind
 
 from services.gateway.answering import Answering
+from services.gateway.choices import Choices
 from services.gateway.config import GatewayConfig
 from services.gateway.core.events import Opened
 from services.gateway.courier import Courier
-from services.gateway.headers import Wishes, read_wishes
+from services.gateway.fates import Said
+from services.gateway.fields import refuse
+from services.gateway.headers import Facts, Wishes, read_wishes
+from services.gateway.hints import joined
 from services.gateway.json_body import parse_object
 from services.gateway.ledger import Ledger
+from services.gateway.logprobs import LogprobForm
 from services.gateway.openai_answers import Answer
 from services.gateway.openai_request import (
     ChatRequest,
@@ -27,14 +31,18 @@ from services.gateway.openai_request import (
     read_chat,
     read_completion,
 )
+from services.gateway.root_span import describe_request, describe_session, opening
 from services.gateway.routes import Exchange
+from services.gateway.sampling import sampling_of_choice
 from services.gateway.session import Session
 from services.gateway.sse import ClientTooSlow
+from services.gateway.stops import StopRule
 from services.gateway.text import Text
 from shared.clock import Clock
 from shared.errors import BatonError, ClientError, Code, RefusedError
-from shared.telemetry.trace import Span, Tracer, trace_id
-from shared.wire.requests import Sampling
+from shared.ids import RequestId
+from shared.telemetry.trace import Kind, Span, Tracer, trace_id
+from shared.wire.requests import WorkerRef
 
 LARGE_BODY_BYTES: Final = 64 * 1024
 """Bodies above are parsed in the worker pool, so that the loop stays quick."""
@@ -57,6 +65,7 @@ class _Prepared:
     generation: Generation
     prompt: tuple[int, ...]
     max_tokens: int
+    said: Said
     chat: bool
 
 
@@ -79,6 +88,8 @@ class Endpoints:
         self._tracer = tracer
         self._ledger = ledger
         self.draining = False
+        self.joined = False
+        """Whether this process has its epoch: jobs without one could not be told from old ones."""
 
     async def chat(self, exchange: Exchange) -> web.StreamResponse:
         return await self._traced(exchange, chat=True)
@@ -94,13 +105,14 @@ class Endpoints:
         root = self._tracer.start(
             f"{operation} {self._served.name}",
             wishes.traceparent,
-            {
-                "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": "baton",
-                "gen_ai.request.model": self._served.name,
-                "baton.request.id": exchange.id,
-            },
-            kind=SpanKind.SERVER,
+            opening(
+                exchange,
+                operation,
+                self._served.name,
+                self._config.namespace,
+                self._config.host,
+            ),
+            kind=Kind.SERVER,
             start_s=exchange.started_s,
         )
         exchange.headers["x-baton-trace-id"] = trace_id(root.traceparent)
@@ -108,6 +120,8 @@ class Endpoints:
         try:
             if self.draining:
                 raise RefusedError("the gateway is shutting down", Code.DRAINING, 5.0)
+            if not self.joined:
+                raise RefusedError("the gateway is starting", Code.LOADING, 1.0)
             prepared = await self._prepare(exchange, wishes, root, chat)
             return await self._generate(exchange, wishes, root, prepared)
         except BatonError as failure:
@@ -131,20 +145,30 @@ class Endpoints:
             raise ClientError(message, Code.MODEL_NOT_FOUND, "model")
         with self._tracer.start("gateway.render", root.traceparent) as span:
             prompt = await self._tokenise(request)
+            span.set("baton.render.template", "checkpoint" if chat else "none")
             span.set("baton.render.tokens", len(prompt))
+            span.set("baton.render.blocks", len(prompt) // self._config.block_tokens)
+            span.set("baton.render.cache_hit", False)
         generation = request.generation
         max_tokens = self._room(generation, len(prompt), request)
-        _describe(root, generation, len(prompt), max_tokens)
-        return _Prepared(generation, prompt, max_tokens, chat)
+        if generation.sampling.min_tokens > max_tokens:
+            refuse("min_tokens", f"must be at most the {max_tokens} tokens that may be generated")
+        hints = joined(wishes.hints, generation.hints, generation.sampling, max_tokens)
+        describe_request(root, generation, len(prompt), max_tokens)
+        describe_session(root, self._config.namespace, hints.affinity_key)
+        said = Said(wishes.hints, generation.hints, hints)
+        return _Prepared(generation, prompt, max_tokens, said, chat)
 
     async def _parse(
         self, body: bytes, strict: bool, chat: bool
     ) -> ChatRequest | CompletionRequest:
+        vocabulary = self._served.text.vocabulary_tokens
+
         def read() -> ChatRequest | CompletionRequest:
             parsed = parse_object(body)
             if chat:
-                return read_chat(parsed, strict)
-            return read_completion(parsed, self._served.text.vocabulary_tokens, strict)
+                return read_chat(parsed, vocabulary, strict)
+            return read_completion(parsed, vocabulary, strict)
 
         if len(body) <= LARGE_BODY_BYTES:
             return read()
@@ -183,14 +207,15 @@ class Endpoints:
     async def _generate(
         self, exchange: Exchange, wishes: Wishes, root: Span, prepared: _Prepared
     ) -> web.StreamResponse:
-        session = self._open(exchange, wishes, root, prepared)
-        generation = prepared.generation
+        choices = self._open(exchange, wishes, root, prepared)
+        generation, answer = prepared.generation, self._answer(exchange, prepared)
+        root.set("gen_ai.response.id", answer.id)
+        root.set("gen_ai.response.model", answer.model)
         answering = Answering(
             exchange,
-            session,
-            self._answer(exchange, prepared),
-            len(prepared.prompt),
-            generation.ignored,
+            choices,
+            answer,
+            Facts(len(prepared.prompt), generation.ignored, prepared.said),
             self._clock,
         )
         cause = Code.CLIENT_GONE.value
@@ -206,37 +231,66 @@ class Endpoints:
             answering.stream.drop()
             return answering.stream.response
         finally:
-            self._ledger.close(exchange, session, answering.stream, len(prepared.prompt), cause)
-            self._courier.leave(session, cause)
+            self._ledger.close(exchange, choices, answering.stream, cause, answering.facts)
+            for session in choices.leave():
+                self._courier.leave(session, cause)
 
-    def _open(self, exchange: Exchange, wishes: Wishes, root: Span, prepared: _Prepared) -> Session:
-        generation = prepared.generation
-        sampling = Sampling(
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            seed=generation.seed,
-            max_tokens=prepared.max_tokens,
-            stop_token_ids=() if generation.ignore_eos else self._served.eos_ids,
-            ignore_eos=generation.ignore_eos,
-        )
-        detokeniser = self._served.text.detokeniser()
-        session = Session(exchange.id, detokeniser, generation.stop, self._clock, root)
-        deadline_s = exchange.started_s + wishes.deadline_s
-        opened = Opened(
-            request=exchange.id,
-            prompt=prepared.prompt,
-            sampling=sampling,
-            route=wishes.route,
-            deadline_s=deadline_s,
-            no_queue=wishes.no_queue,
-        )
-        with self._tracer.start("gateway.admit", root.traceparent):
+    def _open(self, exchange: Exchange, wishes: Wishes, root: Span, prepared: _Prepared) -> Choices:
+        """Open the first choice; the others follow when its prompt is computed."""
+        sessions: list[Session] = []
+
+        def open_choice(choice: int, near: WorkerRef | None) -> Session:
+            """Its seed, id and place in the queue are its own; the deadline is the request's."""
+            session = self._session(exchange, root, prepared, sessions)
+            opened = Opened(
+                request=session.id,
+                prompt=prepared.prompt,
+                sampling=sampling_of_choice(
+                    prepared.generation.sampling,
+                    choice,
+                    prepared.max_tokens,
+                    self._served.eos_ids,
+                ),
+                route=wishes.route,
+                deadline_s=exchange.started_s + wishes.deadline_s,
+                no_queue=wishes.no_queue,
+                priority=prepared.generation.priority,
+                hints=prepared.said.used,
+                near=near,
+                choices=prepared.generation.choices if choice == 0 else 0,
+            )
             self._courier.open(session, opened)
+            return session
+
+        with self._tracer.start("gateway.admit", root.traceparent) as span:
+            span.set("baton.admit.position", self._courier.open_sessions)
+            first = open_choice(0, None)
+            refusal = first.refusal
+            span.set("baton.admit.reason", "admitted" if refusal is None else refusal.code.value)
+            wait_s = None if refusal is None else refusal.retry_after_s
+            span.set("baton.admit.estimate_s", wait_s or 0.0)
+        return Choices(first, prepared.generation.choices, open_choice)
+
+    def _session(
+        self, exchange: Exchange, root: Span, prepared: _Prepared, sessions: list[Session]
+    ) -> Session:
+        """The next one of `sessions`."""
+        generation = prepared.generation
+        stops = StopRule(
+            generation.stop, generation.sampling.min_tokens, include=generation.include_stop
+        )
+        sibling = sessions[-1] if sessions else None
+        name = f"{exchange.id}-{len(sessions)}" if sessions else exchange.id
+        session = Session(
+            RequestId(name), self._served.text.detokeniser(), stops, self._clock, root, sibling
+        )
+        sessions.append(session)
         return session
 
     def _answer(self, exchange: Exchange, prepared: _Prepared) -> Answer:
         stem = "chatcmpl" if prepared.chat else "cmpl"
         now_ns = self._clock.unix_ns(self._clock.now())
+        sampling, spellings = prepared.generation.sampling, self._served.text.spellings
         return Answer(
             id=f"{stem}-{exchange.id}",
             model=self._served.name,
@@ -244,13 +298,5 @@ class Endpoints:
             chat=prepared.chat,
             include_usage=prepared.generation.include_usage,
             prompt_ids=prepared.prompt if prepared.generation.return_token_ids else None,
+            logprobs=None if sampling.logprobs is None else LogprobForm(spellings),
         )
-
-
-def _describe(root: Span, generation: Generation, prompt_tokens: int, max_tokens: int) -> None:
-    root.set("gen_ai.request.max_tokens", max_tokens)
-    root.set("gen_ai.request.temperature", generation.temperature)
-    root.set("gen_ai.request.top_p", generation.top_p)
-    root.set("gen_ai.request.seed", generation.seed)
-    root.set("gen_ai.request.stream", generation.stream)
-    root.set("gen_ai.usage.input_tokens", prompt_tokens)

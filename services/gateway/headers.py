@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from services.gateway.core.events import Hints
+from services.gateway.fates import Said, told
+from services.gateway.hints import read_headers
 from services.gateway.session import Session
 from shared.errors import ClientError
 from shared.telemetry.trace import trace_id
@@ -24,6 +27,7 @@ class Wishes:
     route: str
     strict: bool
     no_queue: bool
+    hints: Hints
     traceparent: str
 
 
@@ -44,21 +48,32 @@ def read_wishes(fields: Mapping[str, str], deadline_s: float, route: str) -> Wis
         route=wanted_route,
         strict=fields.get("x-baton-strict") == "1",
         no_queue=fields.get("x-baton-no-queue") == "1",
+        hints=read_headers(fields),
         traceparent=fields.get("traceparent", ""),
     )
 
 
-def answer_headers(
-    session: Session, prompt_tokens: int, ignored: tuple[str, ...]
-) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a request before it is answered."""
+
+    prompt_tokens: int
+    ignored: tuple[str, ...]
+    """Parameters that were accepted and not used."""
+    said: Said
+
+
+def answer_headers(session: Session, facts: Facts) -> dict[str, str]:
     """The facts that are known when the status line goes out."""
     headers = {"x-baton-trace-id": trace_id(session.root.traceparent)}
-    if ignored:
-        headers["x-baton-ignored-params"] = ", ".join(ignored)
+    if facts.ignored:
+        headers["x-baton-ignored-params"] = ", ".join(facts.ignored)
+    if fates := facts.said.fates(session.placement):
+        headers["x-baton-hints"] = told(fates)
     if session.placement is not None:
         headers["x-baton-route"] = session.placement.route
         estimate_ms = max(0, round(session.placement.estimated_ttft_s * 1000))
         headers["x-baton-ttft-estimate-ms"] = str(estimate_ms)
     if session.first_token_s is not None:
-        headers["x-baton-cache"] = f"hit={session.cached_tokens};of={prompt_tokens}"
+        headers["x-baton-cache"] = f"hit={session.cached_tokens};of={facts.prompt_tokens}"
     return headers

@@ -6,9 +6,12 @@ from typing import Final
 
 from aiohttp import web
 
+from services.gateway.capture import Capture
 from services.gateway.door import Guard
 from services.gateway.generation import Endpoints
 from services.gateway.models import Models
+from services.gateway.operator_views import OperatorViews
+from services.gateway.page_files import PageFiles
 from services.gateway.routes import Access, Route, Table
 from services.gateway.status import Status
 from services.gateway.traces import JSON, PROTOBUF, Traces
@@ -38,7 +41,13 @@ def public_table(endpoints: Endpoints, models: Models, status: Status, body_byte
     )
 
 
-def admin_table(status: Status, traces: Traces | None) -> Table:
+def admin_table(
+    status: Status,
+    traces: Traces | None,
+    views: OperatorViews,
+    pages: PageFiles,
+    capture: Capture,
+) -> Table:
     """What operators see."""
     admin = Access.ADMIN
     routes = [
@@ -46,9 +55,22 @@ def admin_table(status: Status, traces: Traces | None) -> Table:
         Route("GET", "/livez", Access.OPEN, status.live),
         Route("GET", "/readyz", Access.OPEN, status.ready),
         Route("GET", "/admin/accounting", admin, status.accounting),
+        Route("GET", "/admin/cluster", admin, views.cluster),
+        Route("GET", "/admin/prefixes", admin, views.prefixes),
+        Route("GET", "/admin/capture", admin, capture.watch),
+        Route("GET", "/admin/runs", admin, views.runs),
+        Route("GET", "/admin/runs/{id}", admin, views.run),
+        Route("GET", "/", admin, pages.cluster),
+        Route("GET", "/traces", admin, pages.traces),
+        Route("GET", "/traces/{id}", admin, pages.trace),
+        Route("GET", "/prefixes", admin, pages.prefixes),
+        Route("GET", "/runs", admin, pages.runs),
+        Route("GET", "/runs/{id}", admin, pages.runs),
+        Route("GET", "/pages/{id}", admin, pages.file),
     ]
     if traces is not None:
-        routes.append(Route("GET", "/admin/traces", admin, traces.recent))
+        routes.append(Route("GET", "/admin/traces", admin, traces.search))
+        routes.append(Route("GET", "/admin/logs/{id}", admin, traces.logs))
         routes.append(Route("GET", "/admin/traces/{id}", admin, traces.one))
     return Table(routes)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.gateway.logprobs import LogprobForm
+from services.gateway.session import Piece
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -34,56 +37,67 @@ class Answer:
     include_usage: bool
     prompt_ids: tuple[int, ...] | None = None
     """Set when the client asked for token ids: the prompt's come once, the rest with their text."""
+    logprobs: LogprobForm | None = None
+    """Set when the client asked for log-probabilities."""
 
-    def first(self) -> dict[str, object] | None:
-        """The role chunk; completions have none."""
-        return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
+    def first(self, choice: int) -> dict[str, object] | None:
+        """The role chunk of a choice; completions have none."""
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk(Piece(choice), delta, None, ids=False) if self.chat else None
 
-    def delta(self, text: str, ids: Sequence[int]) -> dict[str, object]:
+    def delta(self, piece: Piece) -> dict[str, object]:
         """A piece of text and the tokens it came from."""
-        chunk = self._chunk({"content": text}, None) if self.chat else self._piece(text, None)
-        return self._with_ids(chunk, ids)
+        return self._chunk(piece, {"content": piece.text}, None)
 
-    def finished(self, reason: str, ids: Sequence[int]) -> dict[str, object]:
-        """The chunk that says why it ended; `ids` are tokens without a text of their own."""
-        chunk = self._chunk({}, reason) if self.chat else self._piece("", reason)
-        return self._with_ids(chunk, ids)
+    def finished(self, piece: Piece, reason: str) -> dict[str, object]:
+        """The chunk that says why a choice ended; the piece has no text."""
+        return self._chunk(piece, {}, reason)
 
     def usage(self, usage: Usage) -> dict[str, object]:
         """The chunk after the last one, if it was asked for."""
         return {**self._head(chunk=True), "choices": [], "usage": usage.body()}
 
-    def whole(self, text: str, reason: str, usage: Usage, ids: Sequence[int]) -> dict[str, object]:
-        """The body of an answer that is not streamed."""
-        choice: dict[str, object] = {"index": 0, "finish_reason": reason, "logprobs": None}
-        if self.chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
-        body = {**self._head(chunk=False), "choices": [choice], "usage": usage.body()}
-        return self.with_prompt_ids(self._with_ids(body, ids))
+    def whole(self, answers: Sequence[tuple[Piece, str]], usage: Usage) -> dict[str, object]:
+        """The body of an answer that is not streamed: per choice all of it and its ending."""
+        choices: list[dict[str, object]] = []
+        for piece, reason in answers:
+            choice: dict[str, object] = {"index": piece.choice, "finish_reason": reason}
+            if self.chat:
+                choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+            else:
+                choice["text"] = piece.text
+            choice["logprobs"] = self._logprobs(piece)
+            if self.prompt_ids is not None:
+                choice["token_ids"] = piece.ids
+            choices.append(choice)
+        body = {**self._head(chunk=False), "choices": choices, "usage": usage.body()}
+        return self.with_prompt_ids(body)
 
     def with_prompt_ids(self, event: dict[str, object]) -> dict[str, object]:
         """The same event with the prompt's ids, where they were asked for."""
         return event if self.prompt_ids is None else {**event, "prompt_token_ids": self.prompt_ids}
 
-    def _with_ids(self, event: dict[str, object], ids: Sequence[int]) -> dict[str, object]:
-        if self.prompt_ids is not None and isinstance(choices := event["choices"], list):
-            choices[0]["token_ids"] = list(ids)
-        return event
-
-    def _chunk(self, delta: dict[str, object], reason: str | None) -> dict[str, object]:
-        return self._with_choice({"index": 0, "delta": delta, "finish_reason": reason})
-
-    def _piece(self, text: str, reason: str | None) -> dict[str, object]:
-        return self._with_choice({"index": 0, "text": text, "finish_reason": reason})
-
-    def _with_choice(self, choice: dict[str, object]) -> dict[str, object]:
-        choice["logprobs"] = None
+    def _chunk(
+        self, piece: Piece, delta: dict[str, str], reason: str | None, *, ids: bool = True
+    ) -> dict[str, object]:
+        choice: dict[str, object] = {"index": piece.choice, "finish_reason": reason}
+        if self.chat:
+            choice["delta"] = delta
+        else:
+            choice["text"] = piece.text
+        choice["logprobs"] = self._logprobs(piece)
+        if ids and self.prompt_ids is not None:
+            choice["token_ids"] = piece.ids
         chunk = {**self._head(chunk=True), "choices": [choice]}
         if self.include_usage:
             chunk["usage"] = None
         return chunk
+
+    def _logprobs(self, piece: Piece) -> dict[str, object] | None:
+        if self.logprobs is None or not piece.told:
+            return None
+        form = self.logprobs
+        return form.chat(piece.told) if self.chat else form.completion(piece.told)
 
     def _head(self, *, chunk: bool) -> dict[str, object]:
         kind = "text_completion"

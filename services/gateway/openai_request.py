@@ -5,17 +5,20 @@ The internal request is another type than the body; nothing is copied by name.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Final
 
 from services.gateway import fields, parameters
 from services.gateway.chat_template import ChatMessage
+from services.gateway.core.events import Hints
 from services.gateway.fields import Body, refuse
+from services.gateway.hints import read_body
+from services.gateway.priority import read_priority
+from services.gateway.sampling import MAX_CHOICES, MAX_TOKENS_FIELD, read_sampling
 from shared.errors import Code
+from shared.wire.sampling import Sampling
 
 MAX_MESSAGES: Final = 2_048
-MAX_TOKENS_FIELD: Final = 2**31 - 1
 COMPLETION_TOKENS: Final = 16
 _ROLES: Final = {
     "system": "system",
@@ -23,7 +26,6 @@ _ROLES: Final = {
     "user": "user",
     "assistant": "assistant",
 }
-_SEED_LIMIT: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,18 @@ class Generation:
     """None: as many as there is room for."""
     max_tokens_field: str
     """The field that said so; empty when none did."""
-    temperature: float
-    top_p: float
-    seed: int
+    sampling: Sampling
+    """The first choice's; its `max_tokens` is not known yet."""
+    choices: int
+    priority: int
+    """-100 to 100, higher is sooner."""
+    hints: Hints
+    """Of the body."""
     stop: tuple[str, ...]
+    include_stop: bool
+    """The stop string that matched is part of the text."""
     stream: bool
     include_usage: bool
-    ignore_eos: bool
     return_token_ids: bool
     ignored: tuple[str, ...]
 
@@ -58,37 +65,41 @@ class CompletionRequest:
     generation: Generation
 
 
-def read_chat(body: Body, strict: bool) -> ChatRequest:
+def read_chat(body: Body, vocabulary_tokens: int, strict: bool) -> ChatRequest:
     """Raises ClientError naming the first field that is wrong."""
     ignored = parameters.check(body, parameters.CHAT, strict)
-    return ChatRequest(read_messages(body), _generation(body, ignored, None))
+    sampling = read_sampling(body, vocabulary_tokens, chat=True)
+    return ChatRequest(read_messages(body), _generation(body, sampling, ignored, None))
 
 
 def read_completion(body: Body, vocabulary_tokens: int, strict: bool) -> CompletionRequest:
     """Raises ClientError naming the first field that is wrong."""
     ignored = parameters.check(body, parameters.COMPLETIONS, strict)
     prompt = read_prompt(body, vocabulary_tokens)
-    return CompletionRequest(prompt, _generation(body, ignored, COMPLETION_TOKENS))
+    sampling = read_sampling(body, vocabulary_tokens, chat=False)
+    return CompletionRequest(prompt, _generation(body, sampling, ignored, COMPLETION_TOKENS))
 
 
-def _generation(body: Body, ignored: tuple[str, ...], max_tokens: int | None) -> Generation:
+def _generation(
+    body: Body, sampling: Sampling, ignored: tuple[str, ...], max_tokens: int | None
+) -> Generation:
     model = fields.text(body, "model", limit=256)
     stream = fields.boolean(body, "stream")
     first = fields.integer(body, "max_completion_tokens", 1, MAX_TOKENS_FIELD)
     second = fields.integer(body, "max_tokens", 1, MAX_TOKENS_FIELD)
     wanted, field = (second, "max_tokens") if first is None else (first, "max_completion_tokens")
-    seed = fields.integer(body, "seed", -_SEED_LIMIT, _SEED_LIMIT - 1)
     return Generation(
         model=model,
         max_tokens=max_tokens if wanted is None else wanted,
         max_tokens_field="" if wanted is None else field,
-        temperature=fields.number(body, "temperature", 0, 2, 1.0),
-        top_p=fields.number(body, "top_p", 0, 1, 1.0, above=True),
-        seed=secrets.randbits(63) if seed is None else seed,
+        sampling=sampling,
+        priority=read_priority(body),
+        hints=read_body(body),
+        choices=fields.integer(body, "n", 1, MAX_CHOICES) or 1,
         stop=fields.stops(body),
+        include_stop=fields.boolean(body, "include_stop_str_in_output"),
         stream=stream,
         include_usage=fields.stream_options(body, stream),
-        ignore_eos=fields.boolean(body, "ignore_eos"),
         return_token_ids=fields.boolean(body, "return_token_ids"),
         ignored=ignored,
     )

@@ -1,17 +1,15 @@
-"""OTLP trace requests, protobuf or JSON, to plain span rows, within caps. Unknown fields are
-ignored, bad ones refuse the request.
+"""OTLP trace requests in protobuf to plain span rows, within caps; the JSON form is read in
+`otlp_json`. Unknown fields are ignored, bad ones refuse the request.
 """
 
 from __future__ import annotations
 
-import base64
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import orjson
-from google.protobuf.json_format import ParseDict, ParseError  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -22,8 +20,7 @@ from shared.errors import ClientError, Code
 
 MAX_UNPACKED_BYTES: Final = 16 * 1024 * 1024
 MAX_SPANS: Final = 20_000
-_MAX_TEXT: Final = 4_096
-_IDS: Final = ("traceId", "spanId", "parentSpanId")
+MAX_TEXT: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,14 @@ def unpack(body: bytes, gzipped: bool) -> bytes:
     return plain
 
 
-def read_spans(body: bytes, as_json: bool) -> list[SpanRow]:
+def bad_body() -> ClientError:
+    """What a sender is told whose body cannot be read."""
+    return _bad("the body is not an OTLP trace request")
+
+
+def read_protobuf(body: bytes) -> list[SpanRow]:
     """All spans of a request. Raises ClientError."""
-    request = _from_json(body) if as_json else _from_protobuf(body)
+    request = _from_protobuf(body)
     rows: list[SpanRow] = []
     for group in request.resource_spans:
         resource = _attributes(group.resource.attributes)
@@ -83,31 +85,8 @@ def _from_protobuf(body: bytes) -> ExportTraceServiceRequest:
     try:
         request.ParseFromString(body)
     except DecodeError:
-        raise _bad("the body is not an OTLP trace request") from None
+        raise bad_body() from None
     return request
-
-
-def _from_json(body: bytes) -> ExportTraceServiceRequest:
-    """OTLP's JSON writes ids in hex, where protobuf's own JSON has base64."""
-    request = ExportTraceServiceRequest()
-    try:
-        document = orjson.loads(body)
-        _ids_to_base64(document)
-        ParseDict(document, request, ignore_unknown_fields=True)
-    except (orjson.JSONDecodeError, ParseError, TypeError, ValueError, AttributeError):
-        raise _bad("the body is not an OTLP trace request") from None
-    return request
-
-
-def _ids_to_base64(document: Any) -> None:
-    for group in document.get("resourceSpans", []):
-        for scope in group.get("scopeSpans", []):
-            for span in scope.get("spans", []):
-                for holder in (span, *span.get("links", [])):
-                    for name in _IDS:
-                        if name in holder:
-                            raw = bytes.fromhex(holder[name])
-                            holder[name] = base64.b64encode(raw).decode()
 
 
 def _row(span: OtlpSpan, service: str, worker: str) -> SpanRow:
@@ -158,7 +137,7 @@ def _value(value: AnyValue, depth: int) -> object:
         return None
     match value.WhichOneof("value"):
         case "string_value":
-            return value.string_value[:_MAX_TEXT]
+            return value.string_value[:MAX_TEXT]
         case "bool_value":
             return value.bool_value
         case "int_value":
@@ -166,7 +145,7 @@ def _value(value: AnyValue, depth: int) -> object:
         case "double_value":
             return value.double_value
         case "bytes_value":
-            return value.bytes_value[:_MAX_TEXT].hex()
+            return value.bytes_value[:MAX_TEXT].hex()
         case "array_value":
             return [_value(entry, depth + 1) for entry in value.array_value.values]
         case "kvlist_value":

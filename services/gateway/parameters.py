@@ -22,32 +22,37 @@ HONOURED: Final = frozenset(
         "max_tokens",
         "temperature",
         "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
         "seed",
         "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "min_tokens",
         "stream",
         "stream_options",
+        "n",
+        "logprobs",
         "ignore_eos",
         "return_token_ids",
+        "priority",
+        "service_tier",
+        "prompt_cache_key",
+        "session_id",
+        "nvext",
     }
 )
-CHAT: Final = HONOURED | {"messages", "max_completion_tokens"}
+CHAT: Final = HONOURED | {"messages", "max_completion_tokens", "top_logprobs"}
 COMPLETIONS: Final = HONOURED | {"prompt", "max_completion_tokens"}
 
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
     "typical_p": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "prompt_logprobs": (),
@@ -125,8 +130,6 @@ def check(body: Body, honoured: frozenset[str], strict: bool) -> tuple[str, ...]
 def _require_neutral(name: str, value: object) -> None:
     if value is None or any(_same(value, neutral) for neutral in NEUTRAL[name]):
         return
-    if name == "n" and type(value) is int and value > 1:
-        refuse(name, "must be 1", Code.UNSUPPORTED_PARAMETER)
     refuse(name, "is not supported with this value", Code.UNSUPPORTED_PARAMETER)
 
 

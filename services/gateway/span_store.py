@@ -1,6 +1,7 @@
 """Spans in one SQLite file: a bounded queue, one writer thread, batches, caps on size and age.
 
-Nobody waits for it: what does not fit the queue is dropped and counted by the caller.
+Nobody waits for it: what does not fit the queue is dropped and counted by the caller, what the
+disk does not take is counted by the writer, which then tries again with the next batch.
 """
 
 from __future__ import annotations
@@ -8,47 +9,49 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
+from services.gateway import trace_schema as schema
 from services.gateway.otlp import SpanRow
+from services.gateway.tail import Tail
+from services.gateway.trace_file import open_file
+from services.gateway.trace_search import Search, listed, run_search
+from services.gateway.trace_summary import summarise
 from shared.clock import Clock
-from shared.errors import StartupError
+from shared.errors import Code, RefusedError
 
 QUEUE_SPANS: Final = 50_000
 BATCH_SPANS: Final = 1_000
 BATCH_S: Final = 0.25
-PRUNE_S: Final = 30.0
+PRUNE_S: Final = 10.0
+TAIL_S: Final = 30.0
+"""A trace is judged so long after its last span: by then it is whole."""
+SEARCH_S: Final = 2.0
 _MAX_ROUNDS: Final = 100
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS spans (
-    trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT NOT NULL,
-    service TEXT NOT NULL, worker TEXT NOT NULL, name TEXT NOT NULL, kind INTEGER NOT NULL,
-    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, error INTEGER NOT NULL,
-    attributes BLOB NOT NULL, events BLOB NOT NULL, links BLOB NOT NULL,
-    PRIMARY KEY (trace_id, span_id)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS traces (
-    trace_id TEXT PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,
-    root TEXT NOT NULL, request TEXT NOT NULL, error INTEGER NOT NULL, stored_s REAL NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS traces_by_start ON traces (start_ns);
-CREATE INDEX IF NOT EXISTS traces_by_request ON traces (request);
-"""
+_JUDGED_AT_ONCE: Final = 5_000
+_REMEMBERED: Final = 20_000
 _SHRINK: Final = "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
 """As a script: `execute` would step the first one once and so free a single page."""
-_ADD_SPAN: Final = "INSERT OR REPLACE INTO spans VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
-_ADD_TRACE: Final = """
-INSERT INTO traces VALUES (?,?,?,?,?,?,?) ON CONFLICT (trace_id) DO UPDATE SET
-    start_ns = min(start_ns, excluded.start_ns), end_ns = max(end_ns, excluded.end_ns),
-    root = CASE WHEN excluded.root = '' THEN root ELSE excluded.root END,
-    request = CASE WHEN excluded.request = '' THEN request ELSE excluded.request END,
-    error = max(error, excluded.error), stored_s = excluded.stored_s
-"""
+_UNSETTLED: Final = "SELECT * FROM traces WHERE settled = 0 AND root <> '' AND stored_s < ? LIMIT ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is kept, and for how long."""
+
+    max_bytes: int
+    max_age_s: float
+    share: float = 1.0
+    """Of traces of requests that went well; all others are kept."""
+
+    def keeps(self, trace_id: str) -> bool:
+        """The same answer everywhere for the same trace."""
+        return int(trace_id[-13:], 16) < self.share * 16**13
 
 
 class SpanStore:
@@ -57,36 +60,30 @@ class SpanStore:
     def __init__(
         self,
         path: str,
-        max_bytes: int,
-        max_age_s: float,
+        retention: Retention,
         clock: Clock,
         failed: Callable[[BaseException, int], None],
+        set_aside: Callable[[str, str], None] = lambda moved, why: None,
     ) -> None:
+        """`failed` is told from the writer thread: the error, and how many spans were lost.
+        `set_aside`: where a file went that this version cannot read, and why."""
         self._path = path
-        self._max_bytes = max_bytes
-        self._max_age_s = max_age_s
+        self._retention = retention
         self._clock = clock
         self._failed = failed
-        """Told from the writer thread: the error, and how many spans were lost."""
+        self._set_aside = set_aside
         self._queue: queue.Queue[Sequence[SpanRow] | None] = queue.Queue(QUEUE_SPANS)
         self._waiting = 0
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._next_prune_s = 0.0
+        self._tail = Tail()
+        self._dropped: OrderedDict[str, None] = OrderedDict()
+        """Traces that were not kept: late spans of theirs are not either."""
 
     def start(self) -> None:
         """Create or open the file. Raises StartupError."""
-        try:
-            Path(self._path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with closing(self._connect()) as database:
-                database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                database.execute("PRAGMA journal_mode = WAL")
-                database.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise StartupError(
-                f"the trace store {self._path} cannot be opened ({error}): "
-                "remove the file or set --store-path"
-            ) from None
+        open_file(self._path, self._set_aside)
         self._writer = threading.Thread(target=self._write_all, name="span-writer", daemon=True)
         self._writer.start()
 
@@ -109,24 +106,33 @@ class SpanStore:
 
     def trace(self, name: str) -> list[dict[str, Any]]:
         """All spans of a trace, by trace id or by request id, in order of their start."""
-        with closing(self._connect()) as database:
+        with closing(schema.connect(self._path)) as database:
             found = database.execute(
                 "SELECT s.* FROM spans s JOIN traces t USING (trace_id) "
                 "WHERE t.trace_id = ? OR (t.request = ? AND ? <> '') ORDER BY s.start_ns, s.end_ns",
                 (name, name, name),
             )
-            return [_span(row) for row in found]
+            return [schema.span(row) for row in found]
 
-    def recent(self, limit: int) -> list[dict[str, Any]]:
-        """The latest traces, newest first, without their spans."""
-        with closing(self._connect()) as database:
-            found = database.execute(
-                "SELECT t.*, (SELECT count(*) FROM spans s WHERE s.trace_id = t.trace_id) AS spans "
-                "FROM traces t ORDER BY t.start_ns DESC LIMIT ?",
-                (limit,),
-            )
-            names = ("trace_id", "start_ns", "end_ns", "root", "request", "error", "spans")
-            return [{name: row[name] for name in names} for row in found]
+    def summary(self, trace_id: str) -> dict[str, Any] | None:
+        """What a search would list of it; also of one whose root has not come."""
+        search = Search(("trace_id = ?",), (trace_id,), 1)
+        statement = search.statement().replace("root <> '' AND ", "")
+        with closing(schema.connect(self._path)) as database:
+            row = database.execute(statement, (trace_id, 1)).fetchone()
+        return None if row is None else listed(row)
+
+    def search(self, search: Search) -> list[dict[str, Any]]:
+        """The latest traces that fit, without their spans. Raises RefusedError: it took too
+        long."""
+        give_up_s = self._clock.now() + SEARCH_S
+        with closing(schema.connect(self._path)) as database:
+            try:
+                return run_search(database, search, lambda: self._clock.now() > give_up_s)
+            except sqlite3.OperationalError as error:
+                if "interrupted" not in str(error):
+                    raise
+        raise RefusedError("this search takes too long: narrow its time", Code.QUEUE_FULL, 1.0)
 
     def close(self) -> None:
         """Write what is queued and end the writer."""
@@ -137,14 +143,18 @@ class SpanStore:
     # -- the writer thread ---------------------------------------------------------------
 
     def _write_all(self) -> None:
-        with closing(self._connect()) as database:
-            while (batch := self._next_batch()) is not None:
-                try:
-                    self._write(database, batch)
-                except sqlite3.Error as error:
-                    self._failed(error, len(batch))
-                with self._lock:
-                    self._waiting -= len(batch)
+        database: sqlite3.Connection | None = None
+        while (batch := self._next_batch()) is not None:
+            try:
+                database = database or schema.connect(self._path)
+                self._write(database, batch)
+            except (OSError, sqlite3.Error) as error:
+                self._failed(error, len(batch))
+                self._make_room(database)
+            with self._lock:
+                self._waiting -= len(batch)
+        if database is not None:
+            database.close()
 
     def _next_batch(self) -> list[SpanRow] | None:
         """Spans that came within `BATCH_S` of the first; None at the end."""
@@ -165,68 +175,71 @@ class SpanStore:
         return batch
 
     def _write(self, database: sqlite3.Connection, batch: Sequence[SpanRow]) -> None:
+        if self._dropped:
+            batch = [row for row in batch if row.trace_id not in self._dropped]
+        summaries, stored_s = summarise(batch), self._unix_s()
         with database:
-            database.executemany(_ADD_SPAN, [_span_values(row) for row in batch])
-            database.executemany(_ADD_TRACE, _trace_values(batch, self._unix_s()))
+            database.executemany(schema.ADD_SPAN, [schema.span_values(row) for row in batch])
+            traces = [schema.trace_values(summary, stored_s) for summary in summaries]
+            database.executemany(schema.ADD_TRACE, traces)
+            database.executemany(schema.ADD_WORKER, schema.worker_values(summaries))
         if self._clock.now() >= self._next_prune_s:
-            self._next_prune_s = self._clock.now() + PRUNE_S
             self._prune(database)
+
+    def _make_room(self, database: sqlite3.Connection | None) -> None:
+        """A write failed. If the disk is full, what is old may go for what is new."""
+        if database is None or self._clock.now() < self._next_prune_s:
+            return
+        try:
+            self._prune(database)
+        except (OSError, sqlite3.Error) as error:
+            self._failed(error, 0)
 
     def _prune(self, database: sqlite3.Connection) -> None:
         """Old traces go first; then the oldest tenth, until the file is small enough."""
-        self._drop(database, "stored_s < ?", (self._unix_s() - self._max_age_s,))
+        self._next_prune_s = self._clock.now() + PRUNE_S
+        self._judge(database)
+        self._drop_where(database, "stored_s < ?", self._unix_s() - self._retention.max_age_s)
         for _ in range(_MAX_ROUNDS):
-            if self.size_bytes() <= self._max_bytes:
+            if self.size_bytes() <= self._retention.max_bytes:
                 return
             oldest = "SELECT trace_id FROM traces ORDER BY start_ns LIMIT " + (
                 "(SELECT max(1, count(*) / 10) FROM traces)"
             )
-            self._drop(database, f"trace_id IN ({oldest})", ())
+            self._drop_where(database, f"trace_id IN ({oldest})")
             database.executescript(_SHRINK)
 
-    def _drop(
-        self, database: sqlite3.Connection, condition: str, values: tuple[float, ...]
-    ) -> None:
+    def _judge(self, database: sqlite3.Connection) -> None:
+        """Tail sampling: of whole traces keep what somebody will look for, and a share."""
+        if self._retention.share >= 1.0:
+            return
+        due_s = self._unix_s() - TAIL_S
+        whole = database.execute(_UNSETTLED, (due_s, _JUDGED_AT_ONCE)).fetchall()
+        slow = self._tail.slow(whole)
+        gone = [
+            row["trace_id"]
+            for row in whole
+            if schema.is_ordinary(row)
+            and row["trace_id"] not in slow
+            and not self._retention.keeps(row["trace_id"])
+        ]
+        self._drop(database, gone)
+        self._dropped.update(dict.fromkeys(gone))
+        while len(self._dropped) > _REMEMBERED:
+            self._dropped.popitem(last=False)
         with database:
-            which = f"SELECT trace_id FROM traces WHERE {condition}"
-            gone = [row[0] for row in database.execute(which, values)]
-            for statement in ("DELETE FROM spans", "DELETE FROM traces"):
-                database.executemany(f"{statement} WHERE trace_id = ?", [(name,) for name in gone])
+            settled = [(row["trace_id"],) for row in whole]
+            database.executemany("UPDATE traces SET settled = 1 WHERE trace_id = ?", settled)
+
+    def _drop_where(self, database: sqlite3.Connection, condition: str, *values: float) -> None:
+        which = f"SELECT trace_id FROM traces WHERE {condition}"
+        self._drop(database, [row[0] for row in database.execute(which, values)])
+
+    def _drop(self, database: sqlite3.Connection, traces: Sequence[str]) -> None:
+        with database:
+            for table in ("spans", "workers", "traces"):
+                names = [(name,) for name in traces]
+                database.executemany(f"DELETE FROM {table} WHERE trace_id = ?", names)
 
     def _unix_s(self) -> float:
         return self._clock.unix_ns(self._clock.now()) / 1e9
-
-    def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, timeout=5.0)
-        database.row_factory = sqlite3.Row
-        database.execute("PRAGMA synchronous = NORMAL")
-        return database
-
-
-def _span_values(row: SpanRow) -> tuple[object, ...]:
-    head = (row.trace_id, row.span_id, row.parent_id, row.service, row.worker, row.name, row.kind)
-    times = (row.start_ns, row.end_ns, row.error)
-    return (*head, *times, row.attributes, row.events, row.links)
-
-
-def _trace_values(batch: Iterable[SpanRow], stored_s: float) -> list[tuple[object, ...]]:
-    return [
-        (
-            row.trace_id,
-            row.start_ns,
-            row.end_ns,
-            row.name if row.request else "",
-            row.request,
-            row.error,
-            stored_s,
-        )
-        for row in batch
-    ]
-
-
-def _span(row: sqlite3.Row) -> dict[str, Any]:
-    span: dict[str, Any] = dict(row)
-    span["error"] = bool(span["error"])
-    for name in ("attributes", "events", "links"):
-        span[name] = orjson.loads(span[name])
-    return span

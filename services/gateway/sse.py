@@ -49,6 +49,8 @@ class EventStream:
         self.events = 0
         self.sent_bytes = 0
         self.blocked_s = 0.0
+        self.first_sent_s: float | None = None
+        """When the socket had taken the first events."""
 
     @property
     def response(self) -> web.StreamResponse:
@@ -67,6 +69,8 @@ class EventStream:
         """Write events together. Raises ClientTooSlow, ConnectionError."""
         self.events += len(payloads)
         await self._write(b"".join(event(payload) for payload in payloads))
+        if self.first_sent_s is None:
+            self.first_sent_s = self._clock.now()
 
     async def comment(self) -> None:
         """A line that clients skip, so that nobody takes the silence for a dead connection."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
+from prometheus_client import Metric
 
 from services.gateway.models import json_answer
 from services.gateway.routes import Exchange
@@ -13,7 +14,6 @@ from shared.errors import Code, RefusedError
 from shared.telemetry.metrics import Metrics
 
 VERSION: Final = "0.1.0"
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Status:
@@ -24,7 +24,10 @@ class Status:
         metrics: Metrics,
         obstacle: Callable[[], Code | None],
         accounting: Callable[[], Mapping[str, object]],
+        more: Callable[[], Awaitable[Iterable[Metric]]],
     ) -> None:
+        """`more`: figures under further names."""
+        self._more = more
         self._metrics = metrics
         self._obstacle = obstacle
         self._accounting = accounting
@@ -45,5 +48,7 @@ class Status:
         return json_answer(exchange, self._accounting())
 
     async def metrics(self, exchange: Exchange) -> web.StreamResponse:
-        headers = {**exchange.headers, "Content-Type": METRICS_TYPE}
-        return web.Response(body=self._metrics.render(), headers=headers)
+        """In OpenMetrics, with exemplars, for whoever accepts it."""
+        accept = exchange.request.headers.get("Accept", "")
+        body, kind = self._metrics.render(accept, await self._more())
+        return web.Response(body=body, headers={**exchange.headers, "Content-Type": kind})

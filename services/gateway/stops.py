@@ -6,13 +6,26 @@ The stop string that is complete first wins, so the result does not depend on th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Which strings end an answer."""
+
+    stops: tuple[str, ...] = ()
+    min_tokens: int = 0
+    """The text of the first so many tokens ends nothing."""
+    include: bool = False
+    """The string that matched is shown."""
 
 
 class StopMatcher:
     """Holds back only what may still become a stop string: at most the longest minus one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.matched = False
 
@@ -27,7 +40,7 @@ class StopMatcher:
         if found is not None:
             self.matched = True
             self._held = ""
-            return text[:found]
+            return text[: found[self._include]]
         keep = self._possible_start(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -37,15 +50,15 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str) -> int | None:
-        """Start of the stop that ends first; of two with one end, the longer."""
+    def _first_match(self, text: str) -> tuple[int, int] | None:
+        """Start and end of the stop that ends first; of two with one end, the longer."""
         best: tuple[int, int] | None = None
         for stop in self._stops:
             start = text.find(stop)
             if start >= 0:
                 candidate = (start + len(stop), start)
                 best = candidate if best is None else min(best, candidate)
-        return None if best is None else best[1]
+        return None if best is None else (best[1], best[0])
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` with which some stop begins."""

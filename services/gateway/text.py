@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from tokenizers import Tokenizer
 
 from services.gateway.chat_template import ChatMessage, ChatTemplate, Segment, control_pattern
+from services.gateway.logprobs import Spellings
 from services.gateway.vocabulary import Detokeniser, token_bytes
 from shared.checkpoint import Checkpoint
 from shared.errors import ClientError, Code, RefusedError
@@ -43,6 +44,7 @@ class Text:
         self._control_ids = dict(checkpoint.special_tokens)
         self._control = control_pattern(tuple(self._control_ids))
         self._tokens = token_bytes(self._raw, checkpoint.special_tokens)
+        self.spellings = Spellings(self._tokens.table, checkpoint.special_tokens)
         names = {"bos_token": checkpoint.bos_token, "eos_token": checkpoint.eos_token}
         source = checkpoint.chat_template
         control = tuple(self._control_ids)

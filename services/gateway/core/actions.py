@@ -15,7 +15,9 @@ from shared.wire.requests import (
     PlaceRequest,
     PrefillJob,
     ResendTokens,
+    WorkerRef,
 )
+from shared.wire.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,10 @@ class Deliver:
     token_ids: tuple[int, ...]
     finish: str | None
     cached_tokens: int | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token where the request asks for them."""
+    home: WorkerRef | None = None
+    """The decode worker that sent them and so holds the prompt's pages; None: prefill did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,14 @@ class Admission:
     def waiting_tokens(self) -> int:
         return self._waiting_tokens
 
-    def admit(self, request: RequestId, prompt_tokens: int) -> Overload | None:
-        """Take the request in, or say why not. An empty gateway takes any one request."""
-        if len(self._open) >= self._limits.requests:
+    def admit(self, request: RequestId, prompt_tokens: int, choices: int = 1) -> Overload | None:
+        """Take the request in, or say why not. An empty gateway takes any one request. It brings
+        so many choices; a further one of them (`choices` 0) was promised its place and its prompt
+        waits for nobody."""
+        if not choices:
+            self._open[request] = 0
+            return None
+        if self._open and len(self._open) + choices > self._limits.requests:
             return self._overload("too many open requests")
         fits = self._waiting_tokens + prompt_tokens <= self._limits.waiting_tokens
         if self._waiting_tokens and not fits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from shared.ids import Attempt, RequestId, WorkerId
 from shared.wire.requests import (
@@ -15,6 +16,7 @@ from shared.wire.requests import (
     Sampling,
     TokenChunk,
     TokenEntry,
+    WorkerRef,
 )
 from shared.wire.workers import WorkerLost
 
@@ -39,6 +41,21 @@ class Silence(StrEnum):
     """The question itself does not fit the bus; it was never sent."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """What the client says about its request; empty or 0: nothing."""
+
+    affinity_key: str = ""
+    """Requests of one session want to meet where the last one was."""
+    expected_tokens: int = 0
+    """Of the whole answer: a forecast, never a limit."""
+    ttft_slo_s: float = 0.0
+    tpot_slo_s: float = 0.0
+
+
+NO_HINTS: Final = Hints()
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A validated, tokenised client request."""
@@ -51,6 +68,13 @@ class Opened:
     """Monotonic instant for all attempts together."""
     no_queue: bool = False
     """The client prefers a refusal to waiting in line."""
+    near: WorkerRef | None = None
+    """A further choice of a request: the decode worker that holds the prompt's pages."""
+    choices: int = 1
+    """So many open requests this will be in all; 0: it was counted with the first one."""
+    priority: int = 0
+    """-100 to 100, higher is sooner."""
+    hints: Hints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)

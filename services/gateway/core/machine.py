@@ -160,11 +160,10 @@ class GatewayMachine:
     def _opened(self, event: Opened, now: float) -> list[Action]:
         if event.request in self._open or event.request in self._ended:
             return [Count("ignored_event", "opened_twice")]
-        overload = self._admission.admit(event.request, len(event.prompt))
+        overload = self._admission.admit(event.request, len(event.prompt), event.choices)
         if overload is not None:
             self._remember(event.request, (f"{now:.3f} not admitted: {overload.message}",))
-            message, retry_after_s = overload.message, overload.retry_after_s
-            return [Fail(event.request, overload.code, message, retry_after_s)]
+            return [Fail(event.request, overload.code, overload.message, overload.retry_after_s)]
         request = Request(
             id=event.request,
             prompt=event.prompt,
@@ -172,8 +171,11 @@ class GatewayMachine:
             route=event.route,
             deadline_s=event.deadline_s,
             opened_s=now,
-            order=TokenOrder(event.sampling.max_tokens),
+            order=TokenOrder(event.sampling.max_tokens, told=event.sampling.logprobs is not None),
             no_queue=event.no_queue,
+            near=event.near,
+            priority=event.priority,
+            hints=event.hints,
         )
         self._open[request.id] = request
         actions = placing.start_attempt(request, "first", now)
@@ -332,9 +334,11 @@ class GatewayMachine:
         actions: list[Action] = []
         for request in list(self._open.values()):
             actions += watching.declared_dead(request, lost, self._policy, now, self._grace(now))
-        if not self._grace(now):
-            self._settlement.worker_died(lost.worker)
-        return actions
+        if self._grace(now):
+            return actions
+        self._settlement.worker_died(lost.worker)
+        # Nobody is left there to confirm a cancel.
+        return [a for a in actions if not isinstance(a, Cancel) or a.worker != lost.worker]
 
     def _leader_changed(self, now: float) -> list[Action]:
         """What the old leader was asked is asked again at once."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shared.ids import Attempt
+from shared.wire.sampling import TokenLogprobs
 
 MAX_PENDING: Final = 1_024
 """Entries kept ahead of a gap; beyond it they are dropped and asked for again."""
@@ -20,17 +21,29 @@ class Taken:
 
     token_ids: tuple[int, ...] = ()
     finish: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, where the stream has them."""
     dropped: str | None = None
     """Why the entry changed nothing: 'stale', 'duplicate', 'ended', 'malformed', 'overflow'."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    index: int
+    token_ids: tuple[int, ...]
+    finish: str | None
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 class TokenOrder:
     """Orders the entries of the current attempt by index and cuts what was already emitted."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, told: bool = False) -> None:
+        """`told`: every token must bring its log-probabilities."""
         self._limit = limit
+        self._told = told
         self._emitted: list[int] = []
-        self._pending: dict[int, tuple[tuple[int, ...], str | None]] = {}
+        self._pending: dict[int, _Entry] = {}
         self._attempt = Attempt(0)
         self._finish: str | None = None
 
@@ -58,64 +71,72 @@ class TokenOrder:
         self._pending.clear()
 
     def take(
-        self, attempt: Attempt, index: int, token_ids: tuple[int, ...], finish: str | None
+        self,
+        attempt: Attempt,
+        index: int,
+        token_ids: tuple[int, ...],
+        finish: str | None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> Taken:
         """Apply one entry. Late, repeated and early entries are safe in any mix."""
-        refusal = self._refusal(attempt, index, token_ids, finish)
+        entry = _Entry(index, token_ids, finish, logprobs if self._told else ())
+        refusal = self._refusal(attempt, entry)
         if refusal is not None:
             return Taken(dropped=refusal)
         if index > self.next_index:
-            return self._keep(index, token_ids, finish)
-        fresh = self._apply(index, token_ids, finish)
+            return self._keep(entry)
+        fresh, told = self._apply(entry)
         while self._finish is None and (ready := self._next_pending()) is not None:
-            fresh += self._apply(*ready)
+            more, more_told = self._apply(ready)
+            fresh, told = fresh + more, told + more_told
         if self._finish is not None:
             self._pending.clear()
         if not fresh and self._finish is None:
             return Taken(dropped="duplicate" if token_ids else None)
-        return Taken(fresh, self._finish)
+        return Taken(fresh, self._finish, told)
 
-    def _refusal(
-        self, attempt: Attempt, index: int, token_ids: tuple[int, ...], finish: str | None
-    ) -> str | None:
+    def _refusal(self, attempt: Attempt, entry: _Entry) -> str | None:
         if self._finish is not None:
             return "ended"
         if attempt != self._attempt:
             return "stale"
-        if index < 0 or finish not in (None, "stop", "length"):
+        if entry.index < 0 or entry.finish not in (None, "stop", "length"):
             return "malformed"
-        if index + len(token_ids) > self._limit:
+        count = len(entry.token_ids)
+        if self._told and len(entry.logprobs) != count:
             return "malformed"
-        return None
+        return "malformed" if entry.index + count > self._limit else None
 
-    def _keep(self, index: int, token_ids: tuple[int, ...], finish: str | None) -> Taken:
+    def _keep(self, entry: _Entry) -> Taken:
+        index, token_ids, finish = entry.index, entry.token_ids, entry.finish
         if not token_ids and finish is None:
             return Taken()
         if len(self._pending) >= MAX_PENDING and index not in self._pending:
             return Taken(dropped="overflow")
         held = self._pending.get(index)
-        if held is not None and len(held[0]) >= len(token_ids) and finish in (None, held[1]):
+        longer = held is None or len(held.token_ids) < len(token_ids)
+        if held is not None and not longer and finish in (None, held.finish):
             return Taken(dropped="duplicate")
-        self._pending[index] = (token_ids, finish)
+        self._pending[index] = entry
         return Taken()
 
-    def _apply(self, index: int, token_ids: tuple[int, ...], finish: str | None) -> tuple[int, ...]:
+    def _apply(self, entry: _Entry) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
         """Append the unseen tail of an entry that touches the end of the stream."""
-        end = index + len(token_ids)
-        fresh = token_ids[self.next_index - index :] if end > self.next_index else ()
+        end = entry.index + len(entry.token_ids)
+        unseen = slice(self.next_index - entry.index, None) if end > self.next_index else slice(0)
+        fresh = entry.token_ids[unseen]
         self._emitted.extend(fresh)
-        if finish is not None and end == self.next_index:
-            self._finish = finish
+        if entry.finish is not None and end == self.next_index:
+            self._finish = entry.finish
         elif self.next_index == self._limit:
             self._finish = "length"
-        return fresh
+        return fresh, entry.logprobs[unseen]
 
-    def _next_pending(self) -> tuple[int, tuple[int, ...], str | None] | None:
+    def _next_pending(self) -> _Entry | None:
         for index in sorted(self._pending):
             if index > self.next_index:
                 return None
-            token_ids, finish = self._pending.pop(index)
-            return index, token_ids, finish
+            return self._pending.pop(index)
         return None
 
     def check(self) -> None:

@@ -47,6 +47,13 @@ def place(request: Request, policy: Policy, now: float) -> list[Action]:
         deadline_s=max(0.0, request.deadline_s - now),
         failures=request.failures,
         signature=request.signature,
+        near=request.near if request.attempt == 1 else None,
+        tenant=policy.identity.namespace,
+        priority=request.priority,
+        affinity_key=request.hints.affinity_key,
+        expected_output_tokens=max(0, request.hints.expected_tokens - request.order.next_index),
+        ttft_slo_s=request.hints.ttft_slo_s,
+        tpot_slo_s=request.hints.tpot_slo_s,
     )
     return [Place(message)]
 
@@ -56,6 +63,7 @@ def accept_placement(
 ) -> list[Action]:
     """The scheduler decided: reserve at decode first; nothing runs before that answer."""
     request.placement = placement
+    request.placed_s = now
     request.place_due_s = None
     request.progress_s = now
     request.note(now, f"placed {placement.route}, decode {placement.decode.worker}")
@@ -110,6 +118,8 @@ def send_job(
             prefill=placement.prefill,
             deadline_s=left_s,
             epoch=holder.ref.epoch,
+            priority=request.priority,
+            kvpool=placement.kvpool,
         )
     else:
         message = PrefillJob(
@@ -125,6 +135,9 @@ def send_job(
             kvpool=placement.kvpool,
             deadline_s=left_s,
             epoch=holder.ref.epoch,
+            priority=request.priority,
+            fetch_from=placement.fetch_from,
+            fetch_until=placement.cached_blocks + placement.fetch_blocks,
         )
     return SendJob(holder.role, holder.ref.worker, message)
 

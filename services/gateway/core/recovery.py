@@ -49,15 +49,12 @@ def end_attempt(
     cause: str,
     failed: tuple[WorkerRef, ...],
     now: float,
-    *,
-    died: tuple[WorkerRef, ...] = (),
 ) -> list[Action]:
-    """Undo the current attempt everywhere: every possible holder, and the scheduler's charge.
-    `died`: of those that failed, who died while it computed this attempt."""
+    """Undo the current attempt everywhere: every possible holder, and the scheduler's charge."""
     request.note(now, f"ends: {outcome}")
     actions: list[Action] = [EndAttempt(request.id, request.attempt, outcome)]
     actions += cancel_holders(request, cause)
-    actions.append(report(request, outcome, failed, died))
+    actions.append(report(request, outcome, failed))
     request.holders = {}
     request.placement = None
     return actions
@@ -67,12 +64,19 @@ def report(
     request: Request,
     outcome: str,
     failed: tuple[WorkerRef, ...] = (),
-    died: tuple[WorkerRef, ...] = (),
 ) -> ReportEnd:
     """What the scheduler is told about the end of the current attempt."""
     emitted = request.order.next_index - request.first_index
     ended = PlacementEnded(
-        request.id, request.attempt, outcome, failed, request.signature, died, emitted
+        request=request.id,
+        attempt=request.attempt,
+        outcome=outcome,
+        failed=failed,
+        signature=request.signature,
+        died=request.died if failed else (),
+        emitted=emitted,
+        ttft_s=request.ttft_s,
+        tpot_s=request.tpot_s,
     )
     return ReportEnd(ended)
 
@@ -89,21 +93,23 @@ def fail_attempt(
     failed: tuple[WorkerRef, ...],
     policy: Policy,
     now: float,
-    *,
-    died: tuple[WorkerRef, ...] = (),
 ) -> list[Action]:
-    """The attempt broke. Another one after the emitted tokens, or the end of the request."""
-    ran = request.ran
-    actions = end_attempt(request, code.value, code.value, failed, now, died=died)
+    """The attempt broke. Another one after the emitted tokens, or the end of the request. A worker
+    that leaves hands its streams over: no failure, so neither the attempts nor the budget of
+    retries bound it, and it waits for room as long as a new request may."""
+    ran, moved = request.ran, code is Code.DRAINING
+    failed = tuple(dict.fromkeys((*request.died, *failed)))
+    actions = end_attempt(request, code.value, code.value, failed, now)
     exclude(request, failed)
     if code in _HOPELESS:
         return [*actions, _fail(request, code, "the request cannot be served")]
-    request.failures += ran
+    request.failures += ran and not moved
     if request.failures >= policy.attempts:
         message = f"{request.failures} attempts failed, the last one with {code.value}"
         return [*actions, _fail(request, Code.ATTEMPTS_EXHAUSTED, message)]
     if ran:
-        request.patience_until_s = now + policy.resume_patience_s
+        patience_s = policy.resume_patience_s
+        request.patience_until_s = now + max(patience_s, moved * policy.queue_patience_s)
     else:
         be_patient(request, policy, now)
     if now >= request.deadline_s:

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.gateway.core.events import Role
+from services.gateway.core.events import NO_HINTS, Hints, Role
 from services.gateway.core.ordering import TokenOrder
 from shared.ids import Attempt, Epoch, RequestId, WorkerId
 from shared.kv.hashing import CacheIdentity
@@ -43,7 +43,7 @@ class Policy:
     reconnect_grace_s: float = 5.0
     """After our connection came back, peers may still be reconnecting: silence is no proof."""
     handoff_grace_s: float = 3.0
-    """Prefill died after its first token: decode may still go on by itself for so long."""
+    """Prefill died: decode may go on by itself, or say that it cannot, for so long."""
     silences: int = 2
     """Unanswered questions in a row that prove a peer dead."""
     settle_tries: int = 6
@@ -79,8 +79,17 @@ class Request:
     order: TokenOrder
     no_queue: bool = False
     """The client prefers a refusal to waiting in line."""
+    near: WorkerRef | None = None
+    """Where the prompt's pages are; asked for in the first attempt."""
+    priority: int = 0
+    hints: Hints = NO_HINTS
     attempt: Attempt = NONE_YET
     placement: Placement | None = None
+    placed_s: float = 0.0
+    ttft_s: float = 0.0
+    """Of this attempt, from its placement; 0 until its first token."""
+    last_s: float = 0.0
+    """When the newest tokens of this attempt came."""
     holders: dict[Role, Holder] = field(default_factory=dict)
     ran: bool = False
     """A worker accepted a job of this attempt."""
@@ -99,6 +108,8 @@ class Request:
     """Last token, or last proof that a holder is at work."""
     gap_since_s: float | None = None
     handoff_until_s: float | None = None
+    died: tuple[WorkerRef, ...] = ()
+    """Who died while it computed this attempt."""
     cached_tokens: int | None = None
     signature: str = ""
     """Digest of the prompt, once it was asked where to run."""
@@ -114,6 +125,14 @@ class Request:
         """The current attempt has added tokens to the stream."""
         return self.order.next_index > self.first_index
 
+    @property
+    def tpot_s(self) -> float:
+        """Mean time of each token of this attempt after its first; 0 when there is none."""
+        further = self.order.next_index - self.first_index - 1
+        if further < 1 or self.ttft_s <= 0.0:
+            return 0.0
+        return max(0.0, self.last_s - self.placed_s - self.ttft_s) / further
+
     def sender(self, worker: WorkerId, epoch: Epoch) -> Holder | None:
         """The holder that this incarnation is."""
         for holder in self.holders.values():
@@ -127,12 +146,14 @@ class Request:
         self.order.begin(self.attempt)
         self.first_index = self.order.next_index
         self.placement = None
+        self.ttft_s = 0.0
         self.holders = {}
         self.ran = False
         self.decoding = False
         self.progress_s = now
         self.gap_since_s = None
         self.handoff_until_s = None
+        self.died = ()
 
     def note(self, now: float, text: str) -> None:
         """One line of the request's life."""

@@ -14,6 +14,8 @@ from shared.wire.requests import CancelRequest, JobFailed, ResendTokens, TokenEn
 from shared.wire.workers import WorkerLost
 
 _RECONNECTING_PAUSE_S = 0.25
+_PREFILLS_FAULT = frozenset({Code.TRANSFER_FAILED, Code.WORKER_LOST})
+"""When decode says so."""
 
 
 def take_tokens(request: Request, holder: Holder, entry: TokenEntry, now: float) -> list[Action]:
@@ -21,7 +23,9 @@ def take_tokens(request: Request, holder: Holder, entry: TokenEntry, now: float)
     first, began = not request.started, request.attempt_started
     if first and entry.cached_tokens is not None and request.cached_tokens is None:
         request.cached_tokens = min(max(0, entry.cached_tokens), len(request.prompt))
-    taken = request.order.take(entry.attempt, entry.index, entry.token_ids, entry.finish)
+    taken = request.order.take(
+        entry.attempt, entry.index, entry.token_ids, entry.finish, entry.logprobs
+    )
     if taken.dropped is not None:
         return [Count("stale_chunk", taken.dropped)]
     if request.order.has_gap:
@@ -31,7 +35,14 @@ def take_tokens(request: Request, holder: Holder, entry: TokenEntry, now: float)
     if not taken.token_ids and taken.finish is None:
         return []
     _progressed(request, holder, now)
-    deliver = Deliver(request.id, taken.token_ids, taken.finish, request.cached_tokens)
+    deliver = Deliver(
+        request.id,
+        taken.token_ids,
+        taken.finish,
+        request.cached_tokens,
+        taken.logprobs,
+        holder.ref if holder.role is Role.DECODE else None,
+    )
     alone = holder.role is Role.DECODE and not began
     return [*(_spare_prefill(request) if alone else ()), deliver]
 
@@ -48,6 +59,8 @@ def _spare_prefill(request: Request) -> list[Action]:
 
 def _progressed(request: Request, holder: Holder, now: float) -> None:
     request.progress_s = now
+    request.ttft_s = request.ttft_s or now - request.placed_s
+    request.last_s = now
     request.patience_until_s = None
     request.backoff_s = 0.0
     request.ran = True
@@ -57,6 +70,7 @@ def _progressed(request: Request, holder: Holder, now: float) -> None:
     if holder.role is Role.DECODE:
         request.handoff_until_s = None
         request.decoding = True
+        request.died = ()  # it got past the place where prefill died
 
 
 def asks(request: Request, policy: Policy, now: float) -> list[Action]:
@@ -78,9 +92,12 @@ def asks(request: Request, policy: Policy, now: float) -> list[Action]:
 
 
 def heard(request: Request, holder: Holder, policy: Policy, now: float) -> None:
-    """The holder answered a question: it is alive."""
+    """The holder answered a question: it is alive, and has the attempt. Decode that goes on without
+    prefill may have a long prompt to compute; if nobody told it, its lease runs out in time."""
     holder.asked_s = None
     holder.silences = 0
+    if holder.role is Role.DECODE and request.handoff_until_s is not None:
+        request.handoff_until_s = now + policy.handoff_grace_s
     pause_s = policy.stall_s if request.gap_since_s is None else policy.gap_s
     holder.next_ask_s = now + pause_s
 
@@ -138,13 +155,14 @@ def job_silent(
 def gave_up(
     request: Request, holder: Holder, failure: JobFailed, policy: Policy, now: float
 ) -> list[Action]:
-    """A worker reported failure. When decode cannot read the pages, prefill is to blame."""
+    """A worker reported failure. When decode has to do without prefill's pages and cannot,
+    prefill is to blame."""
     request.note(now, f"{holder.role} {failure.worker} failed it: {failure.code}")
     if holder.role is Role.PREFILL and request.decoding:
         return []
     code = code_of(failure.code)
     blamed = holder
-    if code is Code.TRANSFER_FAILED and holder.role is Role.DECODE:
+    if code in _PREFILLS_FAULT and holder.role is Role.DECODE:
         blamed = request.holders.get(Role.PREFILL, holder)
     return fail_attempt(request, code, (blamed.ref,), policy, now)
 
@@ -176,26 +194,30 @@ def lost(
 ) -> list[Action]:
     """A holder cannot be used any more: `dead`, or left in peace, or not heard, which may be our
     own connection's fault and is nobody's death. Prefill matters only until decode goes on
-    without it."""
+    without it: decode has heard of a death too, and computes the rest or says that it is too
+    much."""
     request.note(now, f"{holder.role} {holder.ref.worker} lost")
     if holder.role is Role.PREFILL and request.decoding:
         return []
-    if holder.role is Role.PREFILL and request.attempt_started:
+    if dead and _was_computing(request, holder) and holder.ref not in request.died:
+        request.died = (*request.died, holder.ref)
+    decode = request.holders.get(Role.DECODE)
+    goes_on = dead and decode is not None and decode.accepted
+    if holder.role is Role.PREFILL and (request.attempt_started or goes_on):
         holder.unknown = True
         _wait_for_decode(request, policy, now)
         return []
-    died = (holder.ref,) if dead and _was_computing(request, holder) else ()
-    return fail_attempt(request, Code.WORKER_LOST, (holder.ref,), policy, now, died=died)
+    return fail_attempt(request, Code.WORKER_LOST, (holder.ref,), policy, now)
 
 
 def _was_computing(request: Request, holder: Holder) -> bool:
     """Whether the holder's engine may have been at work on the attempt: prefill until the first
-    token, decode from then on (or from the beginning, when it does both)."""
+    token, decode from then on (or from prefill's death, or from the beginning)."""
     placement = request.placement
     if not holder.accepted or placement is None:
         return False
-    both = placement.prefill is None
-    return request.attempt_started == (holder.role is Role.DECODE) or both
+    alone = placement.prefill is None or bool(request.died)
+    return request.attempt_started == (holder.role is Role.DECODE) or alone
 
 
 def handoff_overdue(request: Request, policy: Policy, now: float) -> list[Action]:
