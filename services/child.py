@@ -50,6 +50,10 @@ class Child:
         """None while running; negative: the signal that ended it."""
         return self._process.returncode if self._process else None
 
+    def becomes(self, argv: Sequence[str]) -> None:
+        """What the next start runs."""
+        self._argv = list(argv)
+
     async def start(self) -> None:
         """In a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone."""
         if self.log.is_file() and self.log.stat().st_size > _LOG_LIMIT_BYTES:

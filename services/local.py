@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -22,6 +21,8 @@ from services.run_folder import RunFolder
 from services.topology import ROLES, Topology
 from shared.bus.server import NatsServer
 from shared.errors import StartupError
+from shared.ports import free_port, is_free
+from shared.runtime.turning import EXIT_TURNED, OTHER_ROLE
 
 DRAIN_ORDER: Final = (("gateway",), ("prefill", "decode"), ("kvpool",), ("scheduler",))
 """Whoever takes work ends first; the bus, after all of them."""
@@ -166,7 +167,9 @@ class LocalCluster:
             port=self.ports.public, admin_port=self.ports.admin, traces_port=self.ports.traces
         )
         for group in topology.changed(gateway).groups:
-            yield from (Member(group, index, around) for index in range(group.count))
+            turns = self.settings.restart and group.role in OTHER_ROLE
+            other = topology.group(OTHER_ROLE[group.role]) if turns else None
+            yield from (Member(group, index, around, other) for index in range(group.count))
 
     async def _until_all_ready(self, begun_s: float) -> None:
         """The first failure cancels the other waits and is the one that is told."""
@@ -189,6 +192,8 @@ class LocalCluster:
             code = await member.child.wait()
             if self._stopping.is_set():
                 return
+            if code == EXIT_TURNED and await self._turned(member):
+                continue
             again = f"starting it again in {backoff_s:g} s" if self.settings.restart else ""
             self._say(f"{member.name} ended with {code}; {again or 'not started again'}")
             if not self.settings.restart or await self._stopped_within(backoff_s):
@@ -201,6 +206,24 @@ class LocalCluster:
                 self._tell(member.name, begun_s)
             except StartupError as error:
                 self._say(error.message)
+
+    async def _turned(self, member: Member) -> bool:
+        """Start it in its other role, at once: it drained for that. False when it does not come
+        up there: it is in its old role again, and has ended."""
+        if not member.turn():
+            return False
+        self._say(f"{member.name} serves {member.role} from now on")
+        begun_s = time.monotonic()
+        try:
+            await self.restart(member.name)
+        except StartupError as error:
+            self._say(error.message)
+            if member.child.running:
+                return True
+            member.turn()
+            return False
+        self._tell(member.name, begun_s)
+        return True
 
     async def _keep_nats(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
@@ -241,19 +264,16 @@ class LocalCluster:
 
 
 def _take_ports(topology: Topology) -> Ports:
-    """The gateway's ports, each checked to be free. Raises StartupError naming the flag."""
+    """The gateway's ports, each free; a new one for each 0. Raises StartupError naming the flag."""
     gateway, taken = topology.group("gateway"), []
     for name, default in (("port", 8000), ("admin_port", 8001), ("traces_port", 4318)):
         wanted, flag = int(gateway.get(name, default)), name.replace("_", "-")
         if not 0 <= wanted <= _LAST_PORT:
             raise StartupError(f"--{flag} must be 0..{_LAST_PORT}, not {wanted}")
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", wanted))
-            except OSError:
-                raise StartupError(
-                    f"port {wanted} is taken: stop what listens there, or choose another --{flag}"
-                ) from None
-            taken.append(probe.getsockname()[1])
+        port = wanted or free_port()
+        if not is_free(port):
+            raise StartupError(
+                f"port {port} is taken: stop what listens there, or choose another --{flag}"
+            )
+        taken.append(port)
     return Ports(*taken)

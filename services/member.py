@@ -42,19 +42,36 @@ class Surroundings:
 
 
 class Member:
-    """A service process under its worker id."""
+    """A service process under its worker id, which it keeps when it changes its role."""
 
-    def __init__(self, group: Group, index: int, around: Surroundings) -> None:
+    def __init__(
+        self, group: Group, index: int, around: Surroundings, other: Group | None = None
+    ) -> None:
+        """`other`: settings of the role that it may be ordered to serve instead."""
         self.role = group.role
         self.name = f"{group.role}-{index}"
+        self._commands = {group.role: _command(group, index, self.name, around)}
+        if other is not None:
+            placed = other.on(group.device(index))
+            self._commands[other.role] = _command(placed, index, self.name, around)
+            for command in self._commands.values():
+                command.append("--switchable=true")
         self.child = Child(
             self.name,
-            _command(group, index, self.name, around),
+            self._commands[self.role],
             _environment(group.role, around),
             around.folder.log(self.name),
             ROOT,
         )
         self._folder = around.folder
+
+    def turn(self) -> bool:
+        """The next start serves the other role. False: there is none."""
+        others = [role for role in self._commands if role != self.role]
+        if others:
+            self.role = others[0]
+            self.child.becomes(self._commands[self.role])
+        return bool(others)
 
     @property
     def probe_url(self) -> str:

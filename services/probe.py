@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 _TIMEOUT_S: Final = 3.0
+_WORDS: Final = 200
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,10 +24,10 @@ def main(argv: Sequence[str]) -> int:
     if not urls:
         print("nothing has said yet where it listens", file=sys.stderr)
         return 1
-    unready = [url for url in urls if not answers(url)]
-    for url in unready:
-        print(f"{url} is not ready", file=sys.stderr)
-    return 1 if unready else 0
+    refusals = [f"{url}: {word}" for url in urls if (word := refusal(url))]
+    for line in refusals:
+        print(line, file=sys.stderr)
+    return 1 if refusals else 0
 
 
 def written_urls(folder: Path) -> list[str]:
@@ -35,15 +36,17 @@ def written_urls(folder: Path) -> list[str]:
     return [f"{entry['probe_url']}/readyz" for entry in found if "probe_url" in entry]
 
 
-def answers(url: str) -> bool:
-    """Whether a GET gives 200 in time."""
+def refusal(url: str) -> str:
+    """Why a GET does not give 200 in time, in the process's own word; '' when it does."""
     if not url.startswith("http://"):
-        return False
+        return "not an http:// address"
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-            return int(answer.status) == 200
+            return "" if int(answer.status) == 200 else f"status {answer.status}"
+    except urllib.error.HTTPError as error:
+        return error.read(_WORDS).decode("utf-8", "replace").strip() or f"status {error.code}"
     except (urllib.error.URLError, OSError):
-        return False
+        return "no answer"
 
 
 if __name__ == "__main__":

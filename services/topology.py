@@ -34,12 +34,21 @@ class Group:
     def get(self, name: str, default: Value) -> Value:
         return dict(self.settings).get(name, default)
 
+    def device(self, index: int) -> Value | None:
+        """Where process `index` computes; None: nothing was said."""
+        if self.devices:
+            return self.devices[index % len(self.devices)]
+        return dict(self.settings).get("device")
+
+    def on(self, device: Value | None) -> Group:
+        """The same group, all of it on one device."""
+        fixed = replace(self, devices=())
+        return fixed if device is None else fixed.changed(device=device)
+
     def flags(self, index: int) -> list[str]:
         """Command-line flags of process `index`."""
-        found = dict(self.settings)
-        if self.devices:
-            found["device"] = self.devices[index % len(self.devices)]
-        return _flags(found)
+        device = self.device(index)
+        return _flags(dict(self.settings) | ({} if device is None else {"device": device}))
 
     def changed(self, **settings: Value) -> Group:
         return replace(self, settings=tuple((dict(self.settings) | settings).items()))

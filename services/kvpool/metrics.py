@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from services.kvpool.core.machine import PoolMachine
 from shared.dataplane.metering import PlaneMetrics
+from shared.ids import BlockHash
+from shared.kv.radix import Removed, Stored
 from shared.telemetry.metrics import Metrics
+from shared.wire.blocks import BlocksFound
 
 _TIER: Final = "host"
 _STATES: Final = ("free", "referenced", "cached", "leased", "quarantined")
@@ -25,7 +28,22 @@ class PoolMetrics:
         self._leases = metrics.gauge("baton_leases", "Leases on pages.")
         self._offers = metrics.gauge("baton_pool_offers_open", "Offers without an answer.")
         self._leaked = metrics.gauge("baton_leaked_pages", "Pages held while nothing runs.")
+        self._unused = metrics.counter(
+            "baton_pool_unused_evictions_total", "Blocks forgotten that nobody had come for."
+        )
+        self._read: set[BlockHash] = set()
+        """Blocks that are here and that somebody came for."""
         self._grown = self._counters(metrics, block_tokens)
+
+    def lent(self, found: BlocksFound) -> None:
+        """Somebody came for these."""
+        self._read.update(page.block for page in found.pages if page.block is not None)
+
+    def published(self, events: Iterable[Stored | Removed]) -> None:
+        """Blocks that go: were they of use?"""
+        gone = [block for event in events if isinstance(event, Removed) for block in event.blocks]
+        self._unused.inc(sum(block not in self._read for block in gone))
+        self._read.difference_update(gone)
 
     def show(self, machine: PoolMachine) -> None:
         counts = machine.cache.counts()

@@ -14,7 +14,7 @@ from services.kvpool.core.events import PullEnded, PullFailed
 from shared.dataplane.plane import Plane
 from shared.errors import Code, TransferError
 from shared.ids import Epoch, WorkerId
-from shared.telemetry.trace import Span, Tracer
+from shared.telemetry.trace import Span, Tracer, Value
 from shared.wire.workers import WorkerLost
 
 _KNOWN_PEERS: Final = 256
@@ -40,7 +40,12 @@ class Puller:
     async def pull(self, wish: Pull, traceparent: str) -> PullEnded | PullFailed:
         """Read and hash. When this returns nothing lands any more, unless it says so."""
         self._remember(wish)
-        attributes = {"baton.transfer.peer": wish.owner.worker, "baton.transfer.tier": "host"}
+        attributes: dict[str, Value] = {
+            "baton.transfer.peer": wish.owner.worker,
+            "baton.transfer.tier": "host",
+            "baton.transfer.exposed_s": 0.0,  # nobody waits for a copy
+            "baton.transfer.retries": 0,
+        }
         with self._tracer.start("transfer.pull", traceparent, attributes) as span:
             try:
                 await self._read(wish, span)
@@ -70,6 +75,7 @@ class Puller:
         span.set("baton.transfer.pages", report.pages)
         span.set("baton.transfer.runs", report.runs)
         span.set("baton.transfer.bytes_raw", report.bytes)
+        span.set("baton.transfer.bytes_wire", report.bytes)
         span.set("baton.transfer.bytes_per_s", report.bytes / max(report.seconds, 1e-9))
 
     def _remember(self, wish: Pull) -> None:

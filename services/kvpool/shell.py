@@ -32,8 +32,9 @@ from shared.ids import Generation, PageId
 from shared.kv.invariants import InvariantError
 from shared.runtime.membership import Membership
 from shared.runtime.service import Scope
+from shared.telemetry.jobs import hop
 from shared.wire import subjects
-from shared.wire.blocks import LookupBlocks, OfferBlocks, ReleaseBlocks
+from shared.wire.blocks import BlocksFound, LookupBlocks, OfferBlocks, ReleaseBlocks
 from shared.wire.codec import Message
 from shared.wire.workers import WorkerLost
 
@@ -70,6 +71,7 @@ class Shell:
         self._membership = membership
         self._puller = puller
         self._metrics = metrics
+        self._subject = subjects.pool(membership.worker)
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._broken: InvariantError | None = None
@@ -80,8 +82,8 @@ class Shell:
 
     async def serve(self) -> None:
         """Answer until drained. Raises what broke the machine, or BusError."""
-        bus, worker = self._scope.bus, self._membership.worker
-        pool = await bus.subscribe(subjects.pool(worker), self._answer, concurrency=_CALLS)
+        bus = self._scope.bus
+        pool = await bus.subscribe(self._subject, self._answer, concurrency=_CALLS)
         lost = await bus.subscribe(subjects.LOST, self._hear_lost, concurrency=1)
         while not (self.draining and self.machine.at_rest):
             if self._broken is not None:
@@ -117,12 +119,15 @@ class Shell:
     def _begin(self, action: Action) -> None:
         match action:
             case Reply(number, message):
+                if isinstance(message, BlocksFound):
+                    self._metrics.lent(message)
                 call = self._calls.get(number)
                 if call is not None and not call.reply.done():
                     call.reply.set_result(message)
             case Pull():
                 self._scope.tasks.create_task(self._pull(action), name=f"pull-{action.pull}")
             case PublishBlocks(events):
+                self._metrics.published(events)
                 self._membership.publish_blocks(events)
             case Traced():
                 self._scope.tracer.record(
@@ -130,7 +135,7 @@ class Shell:
                     self._traceparent(action.call),
                     action.start_s,
                     action.end_s,
-                    action.attributes,
+                    {**action.attributes, **hop(self._subject, "process")},
                 )
             case _:
                 assert_never(action)
