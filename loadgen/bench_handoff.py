@@ -27,8 +27,13 @@ async def main(options: argparse.Namespace) -> int:
     """Measure all three parts, print the tables and the line of JSON."""
     sizes = transfers.SIZES[:3:2] if options.quick else transfers.SIZES
     size = (8 if options.quick else 96) * _MEBIBYTE
-    moved = await transfers.measure(sizes, options.transfer_rounds, options.transport, size)
+    moved = await transfers.measure(
+        sizes, options.transfer_rounds, options.transport, size, options.at_once
+    )
     _print_transfers(moved)
+    if options.only == "transfers":
+        print(orjson.dumps(_moved(moved)).decode())
+        return 0
     model = resolve(options.model, clusters.note)
     rounds = dict.fromkeys(options.lengths, options.rounds)
     if not options.quick:
@@ -49,15 +54,22 @@ def summary(
     """The last line: the worst size counts, and the longest prompt."""
     longest = found[max(found)].figures()
     return {
+        **_moved(moved),
+        f"hidden_share_{_thousands(max(found))}": longest["hidden_share"],
+        "tpot_change": running.figures()["tpot_change"],
+        "lengths": {str(length): measured.figures() for length, measured in found.items()},
+        "pace": running.figures(),
+    }
+
+
+def _moved(moved: Transfers) -> dict[str, object]:
+    return {
         "bench": "handoff",
         "ratio_to_raw": moved.worst("raw"),
         "ratio_to_tcp": moved.worst("tcp"),
-        f"hidden_share_{_thousands(max(found))}": longest["hidden_share"],
-        "tpot_change": running.figures()["tpot_change"],
         "transport": moved.transport,
+        "at_once": moved.at_once,
         "sizes": {_size(size): rates.figures() for size, rates in moved.sizes.items()},
-        "lengths": {str(length): measured.figures() for length, measured in found.items()},
-        "pace": running.figures(),
     }
 
 
@@ -96,6 +108,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--rounds", type=int, default=3, help="per length; the longest has one less"
     )
     parser.add_argument("--transfer-rounds", type=int, default=7)
+    parser.add_argument(
+        "--at-once", type=int, default=transfers.AT_ONCE, help="transfers on their way, for all"
+    )
+    parser.add_argument("--only", choices=("transfers",), help="leave out what needs a model")
     parser.add_argument("--pace-tokens", type=int, default=512, help="prompts of the pace part")
     parser.add_argument("--pairs", type=int, default=6, help="windows with and without handoffs")
     parser.add_argument("--quick", action="store_true", help="see that it runs; figures say little")

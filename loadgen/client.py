@@ -1,22 +1,22 @@
-"""Sends one streamed chat and stamps what comes back, at the socket, before any parsing.
+"""Sends one streamed request and stamps what comes back, at the socket, before any parsing.
 
 Speaks to any OpenAI-compatible server; Baton's own headers are read where they exist.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import aiohttp
 import orjson
 
+from loadgen.events import EventReader, read_refusal
+from loadgen.prompts import Prompt
 from loadgen.records import Row
-
-_MAX_EVENT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,24 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
     return str(listed["data"][0]["id"])
 
 
+async def send_all(target: Target, schedule: Sequence[float], texts: Sequence[Prompt]) -> list[Row]:
+    """Each text as a chat at its time, from this process; a row each. Without a model in `target`
+    the first that is listed. Raises aiohttp.ClientError: the server does not answer at all."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        model = target.model or await first_model(session, target.base_url)
+        started = time.monotonic()
+        client = ChatClient(session, replace(target, model=model), started)
+        rows: list[Row] = []
+        async with asyncio.TaskGroup() as tasks:
+            for number, (intended_s, prompt) in enumerate(zip(schedule, texts, strict=True)):
+                delay_s = started + intended_s - time.monotonic()
+                if delay_s > 0:
+                    await asyncio.sleep(delay_s)
+                rows.append(Row(number, prompt.group, intended_s, trace_id=""))
+                tasks.create_task(client.chat(prompt.text, rows[-1]), name=f"request-{number}")
+    return rows
+
+
 class ChatClient:
     """One HTTP session for a whole run. Never raises for what a server does: it becomes a row."""
 
@@ -48,20 +66,34 @@ class ChatClient:
         self._started = started
 
     async def chat(self, text: str, row: Row, on_text: Callable[[str], None] | None = None) -> None:
-        """Send one request and fill `row`. `on_text` sees each piece of content."""
+        """Send one chat and fill `row`. `on_text` sees each piece of content."""
+        body = {"messages": [{"role": "user", "content": text}]}
+        await self._send("/v1/chat/completions", body, row, on_text)
+
+    async def complete(self, prompt: list[int], row: Row) -> None:
+        """Send one completion of token ids and fill `row`."""
+        await self._send("/v1/completions", {"prompt": prompt}, row, None)
+
+    async def _send(
+        self,
+        path: str,
+        asked: Mapping[str, object],
+        row: Row,
+        on_text: Callable[[str], None] | None,
+    ) -> None:
         row.trace_id = row.trace_id or secrets.token_hex(16)
         headers = {"traceparent": f"00-{row.trace_id}-{secrets.token_hex(8)}-01"}
         row.sent_s = self._now()
         try:
             async with self._session.post(
-                f"{self._target.base_url}/v1/chat/completions",
-                data=orjson.dumps(self._body(text)),
+                f"{self._target.base_url}{path}",
+                data=orjson.dumps({**asked, **self._wishes()}),
                 headers={**headers, "Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=self._target.timeout_s),
             ) as response:
                 self._read_head(response, row)
                 if response.status != 200:
-                    _refused(row, await response.read())
+                    read_refusal(row, await response.read())
                     return
                 await self._read_stream(response, row, on_text)
         except TimeoutError:
@@ -69,10 +101,9 @@ class ChatClient:
         except aiohttp.ClientError as error:
             row.outcome, row.reason = "broken", type(error).__name__
 
-    def _body(self, text: str) -> dict[str, object]:
+    def _wishes(self) -> dict[str, object]:
         body: dict[str, object] = {
             "model": self._target.model,
-            "messages": [{"role": "user", "content": text}],
             "max_tokens": self._target.max_tokens,
             "temperature": self._target.temperature,
             "stream": True,
@@ -91,60 +122,12 @@ class ChatClient:
     async def _read_stream(
         self, response: aiohttp.ClientResponse, row: Row, on_text: Callable[[str], None] | None
     ) -> None:
-        buffer = b""
-        done = False
+        reader = EventReader(row, on_text)
         async for piece in response.content.iter_any():
-            stamp = self._now()
-            buffer += piece
-            if len(buffer) > _MAX_EVENT_BYTES:
-                row.outcome, row.reason = "broken", "event too large"
+            reader.feed(piece, self._now())
+            if row.outcome != "incomplete":
                 return
-            *events, buffer = buffer.split(b"\n\n")
-            for event in events:
-                done = self._read_event(event, stamp, row, on_text) or done
-        if row.outcome == "incomplete":
-            row.outcome = "ok" if done and row.finish else "broken"
-            row.reason = "" if row.outcome == "ok" else "stream ended without its end marker"
-
-    def _read_event(
-        self, event: bytes, stamp: float, row: Row, on_text: Callable[[str], None] | None
-    ) -> bool:
-        """Apply one server-sent event; True for the end marker."""
-        if not event.startswith(b"data: "):
-            return False
-        if event == b"data: [DONE]":
-            return True
-        chunk = orjson.loads(event[6:])
-        if "error" in chunk:
-            row.outcome, row.reason = "error", str(chunk["error"].get("code"))
-            return False
-        _read_usage(chunk.get("usage"), row)
-        for choice in chunk.get("choices", ()):
-            content = choice.get("delta", {}).get("content")
-            if content:
-                row.first_s = stamp if row.first_s is None else row.first_s
-                row.last_s = stamp
-                row.chunks += 1
-                if on_text is not None:
-                    on_text(content)
-            row.finish = choice.get("finish_reason") or row.finish
-        return False
+        reader.close()
 
     def _now(self) -> float:
         return time.monotonic() - self._started
-
-
-def _read_usage(usage: Any, row: Row) -> None:
-    if not usage:
-        return
-    row.prompt_tokens = usage.get("prompt_tokens")
-    row.output_tokens = usage.get("completion_tokens")
-    row.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-
-
-def _refused(row: Row, body: bytes) -> None:
-    row.outcome = "refused" if row.status in (429, 503) else "error"
-    try:
-        row.reason = str(orjson.loads(body)["error"]["code"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        row.reason = f"status {row.status}"

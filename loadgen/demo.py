@@ -127,6 +127,7 @@ def _cluster(options: argparse.Namespace) -> LocalCluster:
 
 async def _play(cluster: LocalCluster, options: argparse.Namespace) -> Shown:
     await cluster.start()
+    _say(f"pages          {cluster.admin_url}/   (while the demo runs; make serve keeps them)")
     try:
         row = await _ask(cluster, options)
         spans = await _whole_trace(cluster, row.trace_id)

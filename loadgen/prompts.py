@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-_WORDS: Final = """
+WORDS: Final = """
 the of and to in is that it was for on are as with his they at be this from have or by one
 had not but what all were when we there can an your which their said if do will each about
 how up out them then she many some so these would other into has more her two like him see
@@ -55,5 +55,5 @@ def build(plan: PromptPlan, count: int) -> list[Prompt]:
 
 
 def _draw(chance: random.Random, words: int) -> list[str]:
-    vocabulary = _WORDS.split()
+    vocabulary = WORDS.split()
     return [chance.choice(vocabulary) for _ in range(words)]

@@ -1,114 +1,145 @@
-"""`python -m loadgen run`: an open-loop stream of chats, a row per request, then figures."""
+"""`python -m loadgen run`: an open-loop load on any OpenAI-compatible server, a row per request,
+figures with their definitions, and a verdict whether to believe them.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import re
 import sys
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import aiohttp
-import orjson
+from loadgen.load import conduct, flags, setup, target
+from loadgen.load.flag_values import UsageError
+from loadgen.load.setup import Plan
+from loadgen.load.sitting import Sitting
+from loadgen.reports import claims, run_files, terminal
+from loadgen.reports.claims import Claim, ClaimError
+from loadgen.reports.run_files import RunFileError
 
-from loadgen import arrivals, prompts, records, report
-from loadgen.client import ChatClient, Target, first_model
-from loadgen.records import Row
-
+EXIT_UNREACHABLE: Final = 1
+EXIT_USAGE: Final = 2
 EXIT_CLIENT_LIMITED: Final = 3
+EXIT_ASSERTION: Final = 4
 EXIT_ERRORS: Final = 5
+EXIT_INTERRUPTED: Final = 130
 _ERROR_SHARE: Final = 0.5
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the run."""
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="server to load")
-    parser.add_argument("--model", default="", help="default: the first of /v1/models")
-    parser.add_argument("--request-rate", type=float, default=1.0, help="requests/s, or inf")
-    parser.add_argument("--num-prompts", type=int, default=32)
-    parser.add_argument("--input-len", type=int, default=256, help="words per prompt")
-    parser.add_argument("--output-len", type=int, default=32, help="max_tokens of each request")
-    parser.add_argument("--shared-prefix", type=float, default=0.0, help="share of words, 0..1")
-    parser.add_argument("--groups", type=int, default=4, help="different shared prefixes")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--ignore-eos", action="store_true", help="always output-len tokens")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds per request")
-    parser.add_argument("--result-dir", type=Path, default=Path("results"))
+    flags.add(parser)
 
 
 async def main(options: argparse.Namespace) -> int:
-    """Run the load, write the rows, print the figures. The exit code says whether to trust them."""
+    """Run the load, write rows and report, print the figures. The exit code says whether to trust
+    them."""
     try:
-        schedule = arrivals.poisson(options.request_rate, options.num_prompts, options.seed)
-        texts = prompts.build(_plan(options), options.num_prompts)
-    except ValueError as error:
-        print(f"loadgen: {error}", file=sys.stderr)
-        return 2
-    try:
-        rows = await _send_all(options, schedule, texts)
-    except aiohttp.ClientError as error:
-        print(f"loadgen: {options.base_url} does not answer: {error}", file=sys.stderr)
-        return 1
-    folder = options.result_dir / time.strftime("run-%Y%m%d-%H%M%S")
-    figures = report.summarise(rows)
-    records.write_csv(rows, folder / "requests.csv")
-    (folder / "run.json").write_bytes(orjson.dumps(_document(options, figures)))
-    print(report.render(figures))
-    print(f"rows            {folder}/requests.csv   (python -m loadgen trace <trace_id>)")
-    return _exit_code(rows, figures)
-
-
-async def _send_all(
-    options: argparse.Namespace, schedule: Sequence[float], texts: Sequence[prompts.Prompt]
-) -> list[Row]:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        base_url = options.base_url.rstrip("/")
-        target = Target(
-            base_url=base_url,
-            model=options.model or await first_model(session, base_url),
-            max_tokens=options.output_len,
-            temperature=options.temperature,
-            ignore_eos=options.ignore_eos,
-            timeout_s=options.timeout,
+        plan = setup.read(options)
+        wanted = [claims.read(text) for text in options.claims]
+        setup.load(
+            replace(plan, choice=replace(plan.choice, count=min(64, plan.choice.count))), options
         )
-        started = time.monotonic()
-        client = ChatClient(session, target, started)
-        rows: list[Row] = []
-        async with asyncio.TaskGroup() as tasks:
-            for number, (intended_s, prompt) in enumerate(zip(schedule, texts, strict=True)):
-                delay_s = started + intended_s - time.monotonic()
-                if delay_s > 0:
-                    await asyncio.sleep(delay_s)
-                row = Row(number, prompt.group, intended_s, trace_id="")
-                rows.append(row)
-                tasks.create_task(client.chat(prompt.text, row), name=f"request-{number}")
-                _progress(rows, len(schedule))
-        _progress(rows, len(schedule))
-    return rows
+        folder = new_folder(options)
+    except (UsageError, ClaimError) as error:
+        print(f"loadgen: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        print(f"loadgen: no results can be written: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    for name in options.ignored:
+        print(f"loadgen: {name} has no effect here", file=sys.stderr)
+    try:
+        document = await carry_out(plan, options, folder)
+    except target.TargetError as error:
+        _discard(folder)
+        print(f"loadgen: {error}", file=sys.stderr)
+        return EXIT_UNREACHABLE
+    except (UsageError, RunFileError) as error:
+        _discard(folder)
+        print(f"loadgen: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(terminal.render(document))
+    print(f"rows            {folder}/{run_files.ROWS}   (python -m loadgen trace TRACE_ID)")
+    print(f"report          {folder}/{run_files.REPORT}")
+    return exit_code(document, wanted)
 
 
-def _plan(options: argparse.Namespace) -> prompts.PromptPlan:
-    shared = round(options.input_len * options.shared_prefix)
-    return prompts.PromptPlan(options.input_len, shared, options.groups, options.seed)
+async def carry_out(plan: Plan, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Send, read back, judge, write. Returns what run.json says. Raises TargetError, UsageError,
+    RunFileError (its rows cannot be read)."""
+    sitting = await Sitting.begin(plan, options, folder)
+    steps = await _steps(sitting, options)
+    return await sitting.finish(steps)
 
 
-def _document(options: argparse.Namespace, figures: dict[str, object]) -> dict[str, object]:
-    command = {name: str(value) for name, value in sorted(vars(options).items()) if name != "call"}
-    return {"schema": "baton.run/1", "source": "live", "options": command, "metrics": figures}
+async def _steps(sitting: Sitting, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One load, or a sweep with a verdict for each rate; empty for one load."""
+    plan, done = sitting.plan, sitting.done
+    if options.ramp_up_strategy != "steps":
+        await sitting.load(plan)
+        return []
+    steps: list[dict[str, Any]] = []
+    waiting: list[float] = conduct.rates(options)
+    left = options.bisect
+    while waiting and not done.interrupted:
+        rate = waiting.pop(0)
+        choice = replace(plan.choice, rate_per_s=rate)
+        step = replace(plan, rate_per_s=rate, choice=choice, arrival=plan.arrival)
+        before = len(done.files)
+        await sitting.load(step)
+        rows = run_files.read_parts(done.files[before:]).measured()
+        steps.append(conduct.judge_step(rows, rate, step))
+        if not waiting and left and (between := conduct.next_rate(steps)) is not None:
+            left -= 1
+            waiting.append(between)
+    return sorted(steps, key=lambda entry: float(entry["rate_rps"]))
 
 
-def _progress(rows: Sequence[Row], total: int) -> None:
-    if sys.stderr.isatty():
-        ended = sum(row.outcome != "incomplete" for row in rows)
-        print(f"\r{len(rows)}/{total} sent, {ended} ended", end="", file=sys.stderr, flush=True)
+def new_folder(options: argparse.Namespace) -> Path:
+    """An empty one for this run. Raises OSError, UsageError."""
+    name = str(options.result_filename).removesuffix(".json")
+    if name and not _NAME.match(name):
+        raise UsageError(f"--result-filename {name!r}: letters, digits, . _ - only")
+    stem = name or time.strftime("run-%Y%m%d-%H%M%S")
+    for number in range(1_000):
+        folder = Path(options.result_dir) / (f"{stem}-{number}" if number else stem)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if name:
+                raise UsageError(f"{folder} exists: choose another --result-filename") from None
+            continue
+        return folder
+    raise UsageError(f"{options.result_dir} holds too many runs of this second")
 
 
-def _exit_code(rows: Sequence[Row], figures: dict[str, object]) -> int:
-    failed = sum(row.outcome != "ok" for row in rows)
-    if failed > _ERROR_SHARE * len(rows):
+def exit_code(document: dict[str, Any], wanted: list[Claim]) -> int:
+    """What scripts go by."""
+    outcomes = document["counts"]["outcomes"]
+    judged = sum(outcomes.values()) - outcomes.get("cancelled", 0)
+    failed = judged - outcomes.get("ok", 0)
+    unmet = [told for claim in wanted if (told := claim.judge(document))]
+    for told in unmet:
+        print(f"loadgen: {told}", file=sys.stderr)
+    for trouble in document["trouble"]:
+        print(f"loadgen: {trouble}", file=sys.stderr)
+    if document["interrupted"]:
+        return EXIT_INTERRUPTED
+    if judged == 0 or failed > _ERROR_SHARE * judged or document["trouble"]:
         return EXIT_ERRORS
-    return EXIT_CLIENT_LIMITED if report.client_limited(figures) else 0
+    if document["client"]["limited"]:
+        return EXIT_CLIENT_LIMITED
+    return EXIT_ASSERTION if unmet else 0
+
+
+def _discard(folder: Path) -> None:
+    """Nothing was sent: no run. A folder with anything in it stays."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return

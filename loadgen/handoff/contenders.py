@@ -12,7 +12,6 @@ from typing import Final, Protocol
 
 from loadgen.handoff.pages import PAGE_BYTES, TICKET, BenchGuard, BenchPages, Bytes
 from loadgen.handoff.raw import RawReader
-from shared.clock import SystemClock
 from shared.dataplane.plane import PageRead
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 from shared.ids import Generation, PageId
@@ -42,10 +41,12 @@ class PlaneContender:
     def __init__(self, plane: UcxPlane, owner: str) -> None:
         self._plane = plane
         self._owner = owner
+        self._wanted: dict[tuple[int, int], list[list[PageRead]]] = {}
+        """What is read by size and number at once: whoever asks has it before the clock runs."""
 
     @classmethod
     async def open(cls, target: Bytes, owner: str, transport: str) -> PlaneContender:
-        plane = UcxPlane(UcxSettings(transport=transport), SystemClock())
+        plane = UcxPlane(UcxSettings(transport=transport))
         plane.register(BenchPages(target), BenchGuard())
         await plane.start()
         return cls(plane, owner)
@@ -55,14 +56,9 @@ class PlaneContender:
         return self._plane.transport
 
     async def pull(self, size_bytes: int, count: int, at_once: int) -> None:
-        pages = size_bytes // PAGE_BYTES
-        reads = [
-            [
-                PageRead(PageId(page), Generation(0), PageId(page))
-                for page in range(place * pages, (place + 1) * pages)
-            ]
-            for place in range(at_once)
-        ]
+        if (size_bytes, at_once) not in self._wanted:
+            self._wanted[size_bytes, at_once] = _successive(size_bytes // PAGE_BYTES, at_once)
+        reads = self._wanted[size_bytes, at_once]
         turns = iter(range(count))
 
         async def lane() -> None:
@@ -75,6 +71,17 @@ class PlaneContender:
 
     async def close(self) -> None:
         await self._plane.close()
+
+
+def _successive(pages: int, places: int) -> list[list[PageRead]]:
+    """One read for each of so many places, side by side."""
+    return [
+        [
+            PageRead(PageId(page), Generation(0), PageId(page))
+            for page in range(place * pages, (place + 1) * pages)
+        ]
+        for place in range(places)
+    ]
 
 
 class RawContender:

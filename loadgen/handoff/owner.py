@@ -12,13 +12,12 @@ import sys
 from loadgen.handoff import raw
 from loadgen.handoff.contenders import WANT
 from loadgen.handoff.pages import BenchGuard, BenchPages, pattern
-from shared.clock import SystemClock
 from shared.dataplane.link_wire import Lane
 from shared.dataplane.ucx import UcxPlane, UcxSettings
 
 
 async def serve_plane(transport: str) -> None:
-    plane = UcxPlane(UcxSettings(transport=transport), SystemClock())
+    plane = UcxPlane(UcxSettings(transport=transport))
     plane.register(BenchPages(pattern()), BenchGuard())
     await plane.start()
     print(plane.address, flush=True)

@@ -24,7 +24,8 @@ from shared.dataplane.link_wire import Lane
 from shared.errors import StartupError
 
 SIZES: Final = tuple(64 << shift for shift in (10, 12, 14, 16, 18, 20))
-_AT_ONCE: Final = 4
+AT_ONCE: Final = 4
+"""Transfers on their way at one time, as of several requests; fewer where they are large."""
 _AT_ONCE_BYTES: Final = 16 << 20
 _START_S: Final = 60.0
 
@@ -59,12 +60,15 @@ class Transfers:
 
     transport: str
     sizes: dict[int, Rates]
+    at_once: int = AT_ONCE
 
     def worst(self, other: str) -> float:
         return round(min(rates.ratio(other) for rates in self.sizes.values()), 3)
 
 
-async def measure(sizes: Sequence[int], rounds: int, transport: str, round_bytes: int) -> Transfers:
+async def measure(
+    sizes: Sequence[int], rounds: int, transport: str, round_bytes: int, at_once: int = AT_ONCE
+) -> Transfers:
     """Each contender moves about `round_bytes` (but at least four transfers) per round and size."""
     target, wanted = np.zeros(REGION_BYTES, np.uint8), pattern()
     found = {size: Rates() for size in sizes}
@@ -75,19 +79,24 @@ async def measure(sizes: Sequence[int], rounds: int, transport: str, round_bytes
         for number in range(rounds + 1):
             for size in sizes:
                 for contender in _turned(contenders, number):
-                    rate = await _one(contender, size, round_bytes, target, wanted)
+                    rate = await _one(contender, size, round_bytes, at_once, target, wanted)
                     if number > 0:
                         found[size].add(contender.name, rate)
             note(f"transfers {number}/{rounds}")
         (plane,) = (c for c in contenders if isinstance(c, PlaneContender))
-        return Transfers(plane.transport, found)
+        return Transfers(plane.transport, found, at_once)
 
 
 async def _one(
-    contender: Contender, size: int, round_bytes: int, target: Bytes, wanted: Bytes
+    contender: Contender,
+    size: int,
+    round_bytes: int,
+    most: int,
+    target: Bytes,
+    wanted: Bytes,
 ) -> float:
     """GB/s of one turn. Raises StartupError where a byte is wrong."""
-    at_once = max(1, min(_AT_ONCE, _AT_ONCE_BYTES // size))
+    at_once = max(1, min(most, _AT_ONCE_BYTES // size))
     count = max(4, min(512, round_bytes // size))
     area = at_once * size
     target[:area] = 0

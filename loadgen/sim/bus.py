@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import xxhash
@@ -25,6 +26,8 @@ _Result = TypeVar("_Result")
 
 _STORE: Final = 1
 """Stands for the content of exchanges with the store."""
+_GONE: Final = 2
+"""Stands for the content of the server's advisories."""
 _RECONNECT_S: Final = 0.8
 
 
@@ -69,6 +72,7 @@ class Bus:
         self._era = 0
         self._chance = random.Random(f"bus {scene.case.seed}")
         self._exact: dict[str, list[_Interest]] = defaultdict(list)
+        self._watchers: list[tuple[Process, Callable[[str, str], None]]] = []
         self._not_before: dict[tuple[str, str], float] = {}
 
     # -- what a process may do -------------------------------------------------------------
@@ -145,8 +149,16 @@ class Bus:
             again = _reconnect(process, self)
             self._scene.heap.after(_RECONNECT_S * self._chance.random(), again)
 
+    def watch(self, process: Process, gone: Callable[[str, str], None]) -> None:
+        """Tell it the role and the name of each client that the server lost."""
+        self._watchers.append((process, gone))
+
     def gone(self, process: Process) -> None:
         """The server noticed that a client is dead."""
+        for watcher, told in self._watchers:
+            tell = partial(told, process.role, process.name)
+            self._hop(watcher.name, "down", _GONE, watcher.guarded(tell))
+        self._watchers = [entry for entry in self._watchers if entry[0] is not process]
         for interests in self._exact.values():
             interests[:] = [entry for entry in interests if entry.process is not process]
 
@@ -182,12 +194,15 @@ class Bus:
     def _route(
         self, subject: str, payload: bytes, fields: dict[str, str], question: _Question | None
     ) -> None:
-        interests = self._exact.get(subject) or self._exact.get(_pattern(subject)) or ()
+        interests = self._interested(subject)
         if not interests and question is not None:
             mark = xxhash.xxh3_64_intdigest(payload)
             self._answer(question, mark, Silence.NO_RESPONDER)
         for interest in tuple(interests):
             self._deliver(interest, payload, fields, question)
+
+    def _interested(self, subject: str) -> list[_Interest]:
+        return self._exact.get(subject) or self._exact.get(_pattern(subject)) or []
 
     def _deliver(
         self,

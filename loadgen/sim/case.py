@@ -68,9 +68,25 @@ class Shape:
     chunk_tokens: int = 8
     step_tokens: int = 12
     max_sequences: int = 8
+    alone_tokens: int = 12
+    forecast: bool = True
     recompute_tokens: int = 8192
     colocate_below_tokens: int = 6
+    policy: str = ""
+    """Placement policy; empty: the default one, with admission and split as they are live."""
+    split: str = "always"
+    """Under a named policy: when a request stays on decode."""
+    admission: str = "none"
+    """Under a named policy: which requests are refused at arrival, by these objectives."""
+    ttft_slo_s: float = 1.0
+    tpot_slo_s: float = 0.1
     lease_s: float = 3.0
+    queue_limit: int = 16
+    """Jobs that may wait at one worker."""
+    reserve_wait_s: float = 0.5
+    gateway_requests: int = 16
+    gateway_tokens: int = 400
+    """What one gateway takes in at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +104,7 @@ class Order:
     route: str = "auto"
     deadline_s: float = 8.0
     no_queue: bool = False
+    priority: int = 0
     leaves_after: int | None = None
     """The client goes away once it has so many tokens."""
     leaves_at_s: float | None = None

@@ -16,6 +16,7 @@ RESET: Final = "reset"
 _ERRORS: Final = (
     Code.CONTROL_PLANE_DOWN,
     Code.DEADLINE_EXCEEDED,
+    Code.DEADLINE_UNATTAINABLE,
     Code.KV_PAGES_EXHAUSTED,
     Code.QUEUE_FULL,
     Code.NO_WORKER,
@@ -54,6 +55,8 @@ class Client:
     ending: str | None = None
     """'finished', 'stopped', 'left', 'reset', 'unreachable', or 'error: <code>'."""
     ended_s: float = 0.0
+    cached_tokens: int = 0
+    """Of its prompt, as its last attempt told."""
 
     @property
     def lasted_s(self) -> float:

@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from loadgen.sim import costs
 from loadgen.sim.bus import Answer, Respond
 from loadgen.sim.flight import ReadOutcome
 from loadgen.sim.judge import Committed, Violation
-from loadgen.sim.oracle import BLOCK_TOKENS, LAYOUT, checkpoint
 from loadgen.sim.plane import Ask
 from loadgen.sim.scene import Scene
 from loadgen.sim.worker import Worker
@@ -21,8 +19,9 @@ from services.decode.core.machine import DecodeMachine
 from services.decode.core.rules import DecodeRules
 from services.decode.core.sequences import Sequence as Sequenced
 from shared.bus.headers import Headers
-from shared.ids import Epoch, RequestId, WorkerId
+from shared.ids import Epoch, Generation, PageId, RequestId, WorkerId
 from shared.wire import subjects
+from shared.wire.blocks import BlocksFound, BlocksKept
 from shared.wire.codec import Message
 from shared.wire.requests import (
     Acknowledged,
@@ -52,20 +51,26 @@ class DecodeHost(Worker):
         self._addresses: dict[tuple[WorkerId, Epoch], str] = {}
 
     def _begin(self, epoch: Epoch) -> None:
-        shape, model = self.scene.case.shape, checkpoint()
+        shape, model = self.scene.case.shape, self.scene.works.model
         rules = DecodeRules(
             worker=self.membership.worker,
             epoch=epoch,
             model_digest=model.digest,
             tokenizer_digest=model.tokenizer_digest,
-            dtype=LAYOUT.dtype,
-            block_tokens=BLOCK_TOKENS,
-            context_tokens=self.engine.context_tokens,
-            vocab_size=self.engine.vocab_size,
+            dtype=model.dtype,
+            block_tokens=model.block_tokens,
+            context_tokens=model.context_tokens,
+            vocab_size=model.vocab_size,
             step_tokens=shape.step_tokens,
+            alone_tokens=shape.alone_tokens,
+            forecast=shape.forecast,
+            costs=self.cost,
+            plane_address=self.address,
+            layout_digest=model.layout_digest,
+            page_bytes=self.memory.page_bytes,
             max_sequences=shape.max_sequences,
-            queue_limit=16,
-            reserve_wait_s=0.5,
+            queue_limit=shape.queue_limit,
+            reserve_wait_s=shape.reserve_wait_s,
             lease_s=shape.lease_s,
             recompute_tokens=shape.recompute_tokens,
         )
@@ -74,13 +79,15 @@ class DecodeHost(Worker):
         bus.subscribe(self, subjects.job("decode", worker), self._on_job)
         bus.subscribe(self, subjects.pages(worker), self._on_pages)
         bus.subscribe(self, subjects.LOST, self._on_lost)
-        self.tick(costs.TICK_S, on.Tick())
+        self.tick(self.scene.pace.tick_s, on.Tick())
 
     # -- the core --------------------------------------------------------------------------
 
     def handle(self, event: on.Event, now: float) -> Sequence[do.Action]:
         """Watches from outside who commits what (I5)."""
         core = self._core()
+        if not self.scene.watched:
+            return core.handle(event, now)
         open_before = [s for s in core.desk.sequences.values() if _uncommitted(s)]
         commits_before = core.counts["commits"]
         actions = core.handle(event, now)
@@ -97,7 +104,8 @@ class DecodeHost(Worker):
 
     @property
     def at_work(self) -> bool:
-        return self.machine is not None and not self.machine.idle
+        machine = self.machine
+        return machine is not None and not (machine.idle and self.cache.counts().leases == 0)
 
     def leftovers(self) -> list[str]:
         if self.machine is None:
@@ -123,7 +131,14 @@ class DecodeHost(Worker):
 
     def load(self) -> WorkerLoad:
         machine = self.machine
-        return super().load() if machine is None else report.load(machine, costs.MODEL)
+        return super().load() if machine is None else report.load(machine, self.cost)
+
+    def open_read(self, ticket: str, pages: Sequence[tuple[PageId, Generation]]) -> int | None:
+        """The pool reads what was offered to it."""
+        return None if self.machine is None else self.cache.open_read(ticket, pages, self.now())
+
+    def close_read(self, read: int) -> None:
+        self.feed(on.ReadEnded(read))
 
     def reconnected(self) -> None:
         super().reconnected()
@@ -151,7 +166,8 @@ class DecodeHost(Worker):
         match message:
             case DecodeJob():
                 epoch = None if headers.epoch is None else Epoch(headers.epoch)
-                self.feed(on.JobArrived(call, message, epoch))
+                ticket = f"{self.chance.getrandbits(64):016x}"
+                self.feed(on.JobArrived(call, message, epoch, ticket))
             case CancelRequest():
                 self.feed(on.CancelArrived(call, message))
             case ResendTokens():
@@ -187,6 +203,8 @@ class DecodeHost(Worker):
                 self.published(events)
             case do.Pull():
                 self._pull(action)
+            case do.Offer() | do.LookUp() | do.ReleasePool():
+                self._with_pool(action)
             case do.RenewLeases():
                 self._renew(action)
             case do.Release():
@@ -199,11 +217,11 @@ class DecodeHost(Worker):
     def _engine(self, action: do.RunStep | do.Verify | do.Checksum) -> None:
         match action:
             case do.RunStep(step, items):
-                self.step(items, lambda tokens: self.feed(_stepped(step, tokens)))
+                self.engine.step(items, lambda tokens: self.feed(_stepped(step, tokens)))
             case do.Verify(pull, pages):
-                self.sums(pages, lambda found: self.feed(on.Verified(pull, found)))
+                self.engine.sums(pages, lambda found: self.feed(on.Verified(pull, found)))
             case do.Checksum(seal, pages):
-                self.sums(pages, lambda found: self.feed(on.Checksummed(seal, found)))
+                self.engine.sums(pages, lambda found: self.feed(on.Checksummed(seal, found)))
             case _:
                 assert_never(action)
 
@@ -236,7 +254,7 @@ class DecodeHost(Worker):
             event = on.PullEnded(action.pull, outcome.error, outcome.settled, outcome.size_bytes)
             self.feed(event)
 
-        ask = Ask(peer.plane_address, action.ticket, action.reads, costs.PULL_S)
+        ask = Ask(peer.plane_address, action.ticket, action.reads, self.scene.pace.pull_s)
         self.scene.plane.read(self, ask, ended)
 
     def _renew(self, action: do.RenewLeases) -> None:
@@ -258,9 +276,37 @@ class DecodeHost(Worker):
 
         self._ask(subjects.leases(action.peer.worker), message, answered)
 
+    def _with_pool(self, action: do.Offer | do.LookUp | do.ReleasePool) -> None:
+        subject, pace = subjects.pool(action.pool.worker), self.scene.pace
+        match action:
+            case do.Offer():
+                patience_s = pace.offer_share * self.scene.case.shape.lease_s
+                bus = self.scene.bus
+                offered = (action.request, action.attempt)
+
+                def taken(answer: Answer) -> None:
+                    kept = answer.kept if isinstance(answer, BlocksKept) else 0
+                    self.feed(on.OfferEnded(*offered, kept))
+
+                bus.request(self, subject, action.offer, self._headers(), patience_s, taken)
+            case do.LookUp():
+                key = (action.fetch, action.request, action.attempt)
+
+                def found(answer: Answer) -> None:
+                    blocks = answer if isinstance(answer, BlocksFound) else None
+                    self.feed(on.PoolAnswered(*key, blocks))
+
+                bus = self.scene.bus
+                bus.request(self, subject, action.lookup, self._headers(), pace.fetch_s, found)
+            case do.ReleasePool():
+                self._ask(subject, action.release, lambda _: None)
+            case _:
+                assert_never(action)
+
     def _ask(self, subject: str, message: Message, answered: Callable[[Answer], None]) -> None:
         bus = self.scene.bus
-        bus.request(self, subject, message, self._headers(), costs.ANSWER_S, answered)
+        limit_s = self.scene.pace.answer_s
+        bus.request(self, subject, message, self._headers(), limit_s, answered)
 
     def _headers(self) -> Headers:
         return Headers(epoch=self.membership.epoch)

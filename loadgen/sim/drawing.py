@@ -56,7 +56,20 @@ def draw(seed: int) -> Case:
         faults += _unsettled(chance, _BUSY_S + chance.uniform(0.0, 1.0))
     if chance.random() < 0.4:
         faults.append(_drizzle(chance))
+    shape, orders = _batching(seed, shape, orders)
     return Case(seed=seed, shape=shape, orders=tuple(orders), faults=tuple(faults))
+
+
+def _batching(seed: int, shape: Shape, orders: list[Order]) -> tuple[Shape, list[Order]]:
+    """How decode lets in, cuts and orders. Drawn apart, so the rest of a case stays as it is."""
+    chance = random.Random(f"batching {seed}")
+    shape = replace(
+        shape,
+        alone_tokens=chance.choice((shape.step_tokens, 32)),
+        forecast=chance.random() < 0.4,
+    )
+    levels = chance.choice(((0,), (0, 0, 50), (-100, -50, 0, 7, 50, 100)))
+    return shape, [replace(order, priority=chance.choice(levels)) for order in orders]
 
 
 def _shape(chance: random.Random) -> Shape:

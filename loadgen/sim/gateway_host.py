@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
-from loadgen.sim import costs
 from loadgen.sim.bus import Answer, Respond, Silence
 from loadgen.sim.clients import LEFT, Client
 from loadgen.sim.membership import NO_BLOCKS, NO_LOAD, Membership, Traits
-from loadgen.sim.oracle import BLOCK_TOKENS, LAYOUT, checkpoint
 from loadgen.sim.process import Process
 from loadgen.sim.scene import Scene
 from services.gateway.core import actions as act
@@ -18,6 +16,7 @@ from services.gateway.core.admission import Limits
 from services.gateway.core.machine import GatewayMachine
 from services.gateway.core.request import Policy
 from shared.bus.headers import Headers
+from shared.errors import Code
 from shared.ids import BlockHash, RequestId, WorkerId
 from shared.kv.hashing import CacheIdentity
 from shared.wire import subjects
@@ -44,19 +43,20 @@ class GatewayHost(Process):
 
     def __init__(self, scene: Scene, name: str, incarnation: int) -> None:
         super().__init__(scene, name, incarnation)
-        model = checkpoint()
+        model, pace, shape = scene.works.model, scene.pace, scene.case.shape
         identity = CacheIdentity(
-            NAMESPACE, model.digest, model.tokenizer_digest, LAYOUT.dtype, BLOCK_TOKENS
+            NAMESPACE, model.digest, model.tokenizer_digest, model.dtype, model.block_tokens
         )
         policy = Policy(
             identity=identity,
-            place_patience_s=2.0,
-            queue_patience_s=4.0,
-            resume_patience_s=4.0,
-            reconnect_grace_s=2.0,
-            handoff_grace_s=1.5,
+            place_patience_s=pace.place_patience_s,
+            queue_patience_s=pace.queue_patience_s,
+            resume_patience_s=pace.resume_patience_s,
+            reconnect_grace_s=pace.reconnect_grace_s,
+            handoff_grace_s=pace.handoff_grace_s,
         )
-        self.machine = GatewayMachine(WorkerId(name), policy, Limits(16, 400))
+        limits = Limits(shape.gateway_requests, shape.gateway_tokens)
+        self.machine = GatewayMachine(WorkerId(name), policy, limits)
         self.membership = Membership(self, Traits(), self, lambda _: None)
         self.clients: dict[str, Client] = {}
         self.stale = 0
@@ -75,7 +75,7 @@ class GatewayHost(Process):
     def _tick(self) -> None:
         if self.machine.busy:
             self.feed(ev.Ticked())
-        self.later(costs.GATEWAY_TICK_S, self._tick)
+        self.later(self.scene.pace.gateway_tick_s, self._tick)
 
     # -- a gateway has no work and no blocks of its own to report --------------------------
 
@@ -122,6 +122,10 @@ class GatewayHost(Process):
         order = client.order
         self.clients[order.request] = client
         client.opened_s = self.scene.heap.now_s
+        if self.membership.epoch == 0:
+            # Workers would take a job without an epoch for one of a dead gateway.
+            client.end(f"error: {Code.LOADING.value}", self.scene.heap.now_s)
+            return
         opened = ev.Opened(
             request=RequestId(order.request),
             prompt=order.prompt,
@@ -129,6 +133,7 @@ class GatewayHost(Process):
             route=order.route,
             deadline_s=self.now() + order.deadline_s,
             no_queue=order.no_queue,
+            priority=order.priority,
         )
         self.feed(opened)
 
@@ -143,6 +148,8 @@ class GatewayHost(Process):
         client = self.clients[action.request]
         if client.ending is not None:
             return
+        if action.cached_tokens is not None:
+            client.cached_tokens = action.cached_tokens
         client.deliver(action.token_ids, action.finish, self.scene.heap.now_s)
         order, count = client.order, len(client.tokens)
         if client.ending is not None:
@@ -240,8 +247,9 @@ class GatewayHost(Process):
         self._ask(subjects.job(action.role, worker), action.message, answered)
 
     def _ask(self, subject: str, message: Message, answered: Callable[[Answer], None]) -> None:
-        bus = self.scene.bus
-        bus.request(self, subject, message, Headers(), costs.ANSWER_S, answered)
+        bus, limit_s = self.scene.bus, self.scene.pace.answer_s
+        headers = Headers(epoch=self.membership.epoch)
+        bus.request(self, subject, message, headers, limit_s, answered)
 
     def _silence(self, answer: Answer) -> ev.Silence:
         match answer:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from loadgen.sim import costs
 from loadgen.sim.bus import Respond
 from loadgen.sim.flight import ReadOutcome
 from loadgen.sim.membership import FREE
-from loadgen.sim.oracle import LAYOUT
 from loadgen.sim.plane import Ask
 from loadgen.sim.scene import Scene
 from loadgen.sim.worker import Worker
@@ -23,7 +21,7 @@ from shared.ids import Epoch, Generation, PageId
 from shared.wire import subjects
 from shared.wire.blocks import LookupBlocks, OfferBlocks, ReleaseBlocks
 from shared.wire.codec import Message
-from shared.wire.workers import WorkerLoad, WorkerLost
+from shared.wire.workers import CostModel, WorkerLoad, WorkerLost
 
 _PATIENCE_S = 30.0
 
@@ -33,7 +31,6 @@ class KvPoolHost(Worker):
 
     role = "kvpool"
     tier = "host"
-    cost = FREE
 
     def __init__(self, scene: Scene, name: str, incarnation: int) -> None:
         super().__init__(scene, name, incarnation, scene.case.shape.kvpool_pages)
@@ -42,19 +39,19 @@ class KvPoolHost(Worker):
 
     def _begin(self, epoch: Epoch) -> None:
         limits = PoolLimits(
-            layout_digest=LAYOUT.digest,
+            layout_digest=self.scene.works.model.layout_digest,
             lease_s=self.scene.case.shape.lease_s,
             waiting_offers=4,
             running_offers=2,
             pull_pages=4,
-            pull_timeout_s=costs.PULL_S,
+            pull_timeout_s=self.scene.pace.pull_s,
             leases=8,
         )
         self.machine = PoolMachine(self.ref, self.cache, limits)
         bus = self.scene.bus
         bus.subscribe(self, subjects.pool(self.membership.worker), self._on_blocks)
         bus.subscribe(self, subjects.LOST, self._on_lost)
-        self.tick(costs.TICK_S, on.Ticked())
+        self.tick(self.scene.pace.tick_s, on.Ticked())
 
     # -- the core --------------------------------------------------------------------------
 
@@ -92,6 +89,9 @@ class KvPoolHost(Worker):
             "lease_expired": counts.get("leases_expired", 0),
             "stale_refused": counts.get("reads_refused", 0) + counts.get("fenced_epoch", 0),
         }
+
+    def _cost(self) -> CostModel:
+        return FREE
 
     def load(self) -> WorkerLoad:
         return WorkerLoad(0, 0, 0, 0.0, self.cache.counts().total, self.cache.available, 0)
@@ -152,7 +152,7 @@ class KvPoolHost(Worker):
 
         def ended(outcome: ReadOutcome) -> None:
             if outcome.error is None:
-                self.sums(targets, lambda found: self.feed(on.PullEnded(action.pull, found)))
+                self.engine.sums(targets, lambda found: self.feed(on.PullEnded(action.pull, found)))
                 return
             if outcome.error is not Code.STALE:
                 self.membership.peer_lost(owner.worker)

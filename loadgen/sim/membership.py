@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from loadgen.sim import costs
 from loadgen.sim.bus import Answer, Respond
 from loadgen.sim.judge import Violation
-from loadgen.sim.oracle import BLOCK_TOKENS, LAYOUT, checkpoint
 from loadgen.sim.process import Process
 from loadgen.sim.sender import Sending
 from shared.bus.headers import Headers
@@ -135,7 +133,7 @@ class Membership:
     def _beat_on(self) -> None:
         self._send_events()
         self.beat()
-        self._process.later(costs.HEARTBEAT_S, self._beat_on)
+        self._process.later(self._process.scene.pace.heartbeat_s, self._beat_on)
 
     def _send_events(self) -> None:
         if self.epoch == 0:
@@ -157,26 +155,27 @@ class Membership:
             respond(Refused(error.code.value, error.message))
 
     def _heartbeat(self, peers_lost: tuple[WorkerId, ...]) -> Heartbeat:
-        model, layout = ("", "") if self._process.role == "gateway" else _DIGESTS
+        served = self._process.scene.works.model
+        gateway = self._process.role == "gateway"
         return Heartbeat(
             worker=self.worker,
             role=self._process.role,
             epoch=self.epoch,
             sequence=self._beats,
             state="ready",
-            model_digest=model,
-            layout_digest=layout,
-            block_tokens=BLOCK_TOKENS,
+            model_digest="" if gateway else served.digest,
+            layout_digest="" if gateway else served.layout_digest,
+            block_tokens=served.block_tokens,
             plane_address=self._traits.plane_address,
             probe_port=0,
             load=self._report.load(),
             cost=self._traits.cost,
             blocks=self._journal.count(),
             peers_lost=peers_lost,
-            page_bytes=LAYOUT.page_bytes,
+            page_bytes=served.page_bytes,
+            links=self._process.scene.plane.measured(self._process.name),
         )
 
 
-_DIGESTS: Final = (checkpoint().digest, LAYOUT.digest)
 NO_LOAD: Final = WorkerLoad(0, 0, 0, 0.0, 0, 0, 0)
 NO_BLOCKS: Final = f"{0:032x}"

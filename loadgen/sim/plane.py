@@ -18,6 +18,7 @@ from shared.dataplane.plane import PageMemory, PageRead
 from shared.errors import Code
 from shared.ids import Generation, PageId
 from shared.kv.cache import PageCache
+from shared.wire.workers import LinkSample
 
 _LATE_ASK_S: Final = 1.4
 _TWICE_S: Final = 0.4
@@ -67,6 +68,10 @@ class PageFabric:
 
     def join(self, host: PageHost) -> None:
         self._hosts[host.address] = host
+
+    def measured(self, reader: str) -> tuple[LinkSample, ...]:
+        """What this reader measured since it was last asked; only performance runs do."""
+        return ()
 
     def inbound(self, host: PageHost) -> set[PageId]:
         """Pages of this host that a read may still write."""

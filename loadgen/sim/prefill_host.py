@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from loadgen.sim import costs
 from loadgen.sim.bus import Answer, Respond
 from loadgen.sim.flight import ReadOutcome
-from loadgen.sim.oracle import BLOCK_TOKENS, LAYOUT, checkpoint
 from loadgen.sim.plane import Ask
 from loadgen.sim.scene import Scene
 from loadgen.sim.sender import Sending
@@ -51,27 +49,26 @@ class PrefillHost(Worker):
         self._addresses: dict[tuple[str, Epoch], str] = {}
 
     def _begin(self, epoch: Epoch) -> None:
-        scene, shape = self.scene, self.scene.case.shape
+        scene, shape, model = self.scene, self.scene.case.shape, self.scene.works.model
         limits = Limits(
-            block_tokens=BLOCK_TOKENS,
+            block_tokens=model.block_tokens,
             chunk_tokens=shape.chunk_tokens,
-            queue_limit=16,
-            context_tokens=self.engine.context_tokens,
-            vocab_size=self.engine.vocab_size,
-            layout_digest=LAYOUT.digest,
+            queue_limit=shape.queue_limit,
+            context_tokens=model.context_tokens,
+            vocab_size=model.vocab_size,
+            layout_digest=model.layout_digest,
             lease_s=shape.lease_s,
-            grace_s=costs.GRACE_S,
-            cost=costs.MODEL,
+            grace_s=scene.pace.grace_s,
+            cost=self.cost,
         )
-        model = checkpoint()
         identity = CacheIdentity(
-            "", model.digest, model.tokenizer_digest, LAYOUT.dtype, BLOCK_TOKENS
+            "", model.digest, model.tokenizer_digest, model.dtype, model.block_tokens
         )
         self.machine = Machine(self.ref, limits, identity, self.cache)
         scene.bus.subscribe(self, subjects.job("prefill", self.membership.worker), self._on_job)
         scene.bus.subscribe(self, subjects.leases(self.membership.worker), self._on_lease)
         scene.bus.subscribe(self, subjects.LOST, self._on_lost)
-        self.tick(costs.TICK_S, on.Tick())
+        self.tick(scene.pace.tick_s, on.Tick())
 
     # -- the core --------------------------------------------------------------------------
 
@@ -111,7 +108,7 @@ class PrefillHost(Worker):
         }
 
     def load(self) -> WorkerLoad:
-        return super().load() if self.machine is None else self.machine.load()
+        return super().load() if self.machine is None else self.machine.load(self.now())
 
     def open_read(self, ticket: str, pages: Sequence[tuple[PageId, Generation]]) -> int | None:
         machine = self.machine
@@ -172,7 +169,8 @@ class PrefillHost(Worker):
                 self._publish(subjects.tokens(gateway), chunk)
             case act.FailJob():
                 self._publish(subjects.tokens(action.gateway), action.failed)
-                self._send(subjects.pages(action.decode.worker), action.notice, costs.NOTICE_S)
+                limit_s = self.scene.pace.notice_s
+                self._send(subjects.pages(action.decode.worker), action.notice, limit_s)
             case act.SendPages():
                 self._send_pages(action)
             case act.Lookup() | act.Pull() | act.Offer() | act.ReleasePool():
@@ -183,7 +181,7 @@ class PrefillHost(Worker):
     def _engine(self, action: act.RunStep | act.SumPages) -> None:
         step = action.step
         if isinstance(action, act.SumPages):
-            self.sums(action.pages, lambda sums: self.feed(on.PagesSummed(step, sums)))
+            self.engine.sums(action.pages, lambda sums: self.feed(on.PagesSummed(step, sums)))
             return
 
         def ended(tokens: tuple[int | None, ...] | None) -> None:
@@ -192,7 +190,7 @@ class PrefillHost(Worker):
             else:
                 self.feed(on.StepEnded(step, tokens, 0.01))
 
-        self.step(action.items, ended)
+        self.engine.step(action.items, ended)
 
     def _send_pages(self, action: act.SendPages) -> None:
         ready = action.ready
@@ -208,7 +206,8 @@ class PrefillHost(Worker):
                     self.feed(on.PagesRefused(*key, Code.INTERNAL))
 
         subject, job = subjects.pages(action.decode.worker), (ready.request, ready.attempt)
-        self._send(subject, ready, costs.PAGES_S, answered, lambda: job not in self._closed)
+        limit_s = self.scene.pace.pages_s
+        self._send(subject, ready, limit_s, answered, lambda: job not in self._closed)
 
     def _with_pool(self, action: act.Lookup | act.Pull | act.Offer | act.ReleasePool) -> None:
         match action:
@@ -219,7 +218,8 @@ class PrefillHost(Worker):
             case act.Offer():
                 self._offer(action)
             case act.ReleasePool():
-                self._send(subjects.pool(action.pool.worker), action.release, costs.RELEASE_S)
+                limit_s = self.scene.pace.release_s
+                self._send(subjects.pool(action.pool.worker), action.release, limit_s)
             case _:
                 assert_never(action)
 
@@ -233,8 +233,8 @@ class PrefillHost(Worker):
                 self.feed(on.PoolMissed(*key, "not in the pool"))
 
         subject = subjects.pool(action.pool.worker)
-        bus = self.scene.bus
-        bus.request(self, subject, action.lookup, self._headers(), costs.FETCH_S, answered)
+        bus, limit_s = self.scene.bus, self.scene.pace.fetch_s
+        bus.request(self, subject, action.lookup, self._headers(), limit_s, answered)
 
     def _offer(self, action: act.Offer) -> None:
         key = (action.request, action.attempt)
@@ -243,7 +243,7 @@ class PrefillHost(Worker):
             self.feed(on.OfferEnded(*key, answer.kept if isinstance(answer, BlocksKept) else 0))
 
         subject = subjects.pool(action.pool.worker)
-        patience_s = costs.OFFER_SHARE * self.scene.case.shape.lease_s
+        patience_s = self.scene.pace.offer_share * self.scene.case.shape.lease_s
         bus = self.scene.bus
         bus.request(self, subject, action.offer, self._headers(), patience_s, answered)
 
@@ -263,13 +263,13 @@ class PrefillHost(Worker):
 
         def ended(outcome: ReadOutcome) -> None:
             if outcome.error is None:
-                self.sums([read.target for read in reads], summed)
+                self.engine.sums([read.target for read in reads], summed)
                 return
             if outcome.error is not Code.STALE:
                 self.membership.peer_lost(source.owner.worker)
             self.feed(on.PullEnded(*key, (), settled=outcome.settled))
 
-        ask = Ask(source.owner.plane_address, source.ticket, reads, costs.FETCH_S)
+        ask = Ask(source.owner.plane_address, source.ticket, reads, self.scene.pace.fetch_s)
         self.scene.plane.read(self, ask, ended)
 
     def _headers(self) -> Headers:

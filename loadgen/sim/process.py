@@ -117,6 +117,10 @@ class Process(ABC):
         before, after or between."""
         if not self.alive:
             return
+        if not self.scene.watched:
+            for action in self.handle(event, self.now()):
+                self.perform(action)
+            return
         cut = self.scene.cuts.next(self.name)
         if cut is not None and cut.moment == "before":
             self.scene.crash(self.name, cut.for_s)
@@ -147,10 +151,12 @@ class Process(ABC):
         return actions
 
     def tick(self, every_s: float, event: object) -> None:
-        """Let time pass for the core, again and again."""
+        """Let time pass for the core, again and again. Unwatched runs spare those that hold
+        nothing: nothing of theirs can be late."""
 
         def passed() -> None:
-            self.feed(event)
+            if self.scene.watched or self.at_work:
+                self.feed(event)
             self.later(every_s, passed)
 
         self.later(every_s * self.chance.random(), passed)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from loadgen.sim.case import Case
 from loadgen.sim.clock import EventHeap, HostClock
+from loadgen.sim.costs import Pace
 from loadgen.sim.judge import Judge
 from loadgen.sim.records import EventLog
 from loadgen.sim.store import EpochBucket
 from loadgen.sim.weather import Weather
+from loadgen.sim.works import Works
 
 if TYPE_CHECKING:
     from loadgen.sim.bus import Bus
@@ -34,6 +36,10 @@ class Scene:
     chance: random.Random
     clocks: dict[str, HostClock]
     cuts: Cuts
+    works: Works
+    pace: Pace = field(default_factory=Pace)
+    watched: bool = True
+    """Whether every event is logged and every invariant checked after it."""
     bucket: EpochBucket = field(default_factory=EpochBucket)
     paused_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """How long each host has stood still."""

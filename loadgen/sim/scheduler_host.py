@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from loadgen.sim import costs
 from loadgen.sim.bus import Answer, Respond, Silence
+from loadgen.sim.case import Shape
 from loadgen.sim.lead import Lead
 from loadgen.sim.process import Process
 from loadgen.sim.scene import Scene
 from loadgen.sim.worker import Worker
 from services.scheduler.core import events as ev
+from services.scheduler.core.balance.balance import OrderSwitch, Planned
 from services.scheduler.core.leadership import StepBack, TakeLead
 from services.scheduler.core.machine import SchedulerMachine, SchedulerSettings
-from services.scheduler.core.placement import PlacementSettings
+from services.scheduler.core.placement.settings import PlacementSettings
+from services.scheduler.core.placement.weights import Weights
 from shared.bus.headers import Headers
 from shared.errors import Code
-from shared.ids import Epoch, RequestId
+from shared.ids import Epoch, RequestId, WorkerId
 from shared.wire import subjects
 from shared.wire.blocks import (
     BlocksCleared,
@@ -33,7 +35,22 @@ from shared.wire.workers import Heartbeat, Registered, RegisterWorker
 _SETTLE_BEATS: Final = 1.5
 _SNAPSHOT_S: Final = 2.0
 _STORE_S: Final = 0.5
+_NO_PART: Final = SnapshotRequest(1_000_000)
 _AGAIN_S: Final = 0.25
+
+
+def _placement(shape: Shape) -> PlacementSettings:
+    below = shape.colocate_below_tokens
+    if not shape.policy:
+        return PlacementSettings(below)
+    return PlacementSettings(
+        below,
+        policy=shape.policy,
+        split=shape.split,
+        admission=shape.admission,
+        objectives=shape.admission != "none",
+        weights=Weights(ttft_slo_s=shape.ttft_slo_s, tpot_slo_s=shape.tpot_slo_s),
+    )
 
 
 class SchedulerHost(Process):
@@ -45,10 +62,10 @@ class SchedulerHost(Process):
         super().__init__(scene, name, incarnation)
         settings = SchedulerSettings(
             leader_epoch=Epoch(0),
-            lost_after_s=costs.LOST_AFTER_S,
-            settled_at=self.now() + _SETTLE_BEATS * costs.HEARTBEAT_S,
+            lost_after_s=scene.pace.lost_after_s,
+            settled_at=self.now() + _SETTLE_BEATS * scene.pace.heartbeat_s,
             route="auto",
-            placement=PlacementSettings(scene.case.shape.colocate_below_tokens),
+            placement=_placement(scene.case.shape),
         )
         self.machine = SchedulerMachine(settings, self.chance)
         self._lead = Lead(self, self._turned)
@@ -64,6 +81,7 @@ class SchedulerHost(Process):
         bus = self.scene.bus
         for subject in (subjects.HEARTBEATS, subjects.BLOCK_EVENTS, subjects.PLACEMENT_ENDED):
             bus.subscribe(self, subject, self._on_report)
+        bus.watch(self, lambda role, name: self._hear(ev.Disconnected(WorkerId(name), role)))
         self._lead.start()
         self._tick()
 
@@ -74,7 +92,7 @@ class SchedulerHost(Process):
         if not self.connected:
             self._hear(ev.BusLost())
         self._hear(ev.Tick())
-        self.later(costs.TICK_S, self._tick)
+        self.later(self.scene.pace.tick_s, self._tick)
 
     def _turned(self, turn: TakeLead | StepBack) -> None:
         """Questions reach only the leader; one whose lease lapsed sends them away for a moment."""
@@ -194,6 +212,10 @@ class SchedulerHost(Process):
                 self.scene.bus.publish(self, subjects.LOST, lost, Headers())
             case ev.AskSnapshot():
                 self._ask_snapshot(action)
+            case OrderSwitch() | Planned():
+                pass  # no planner acts in these worlds
+            case ev.AskPresence():
+                self.later(action.after_s, lambda: self._look_for(action))
             case _:
                 assert_never(action)
 
@@ -213,3 +235,12 @@ class SchedulerHost(Process):
         subject = subjects.snapshot(action.role, action.worker)
         message = SnapshotRequest(action.chunk, action.sequence)
         self.scene.bus.request(self, subject, message, Headers(), _SNAPSHOT_S, answered)
+
+    def _look_for(self, ask: ev.AskPresence) -> None:
+        def answered(answer: Answer) -> None:
+            unknown = answer in (Silence.UNAVAILABLE, Silence.TIMEOUT)
+            present = None if unknown else answer is not Silence.NO_RESPONDER
+            self._hear(ev.Presence(ask.worker, ask.role, ask.epoch, present))
+
+        subject = subjects.snapshot(ask.role, ask.worker)
+        self.scene.bus.request(self, subject, _NO_PART, Headers(), _SNAPSHOT_S, answered)

@@ -25,6 +25,7 @@ from loadgen.sim.process import Process
 from loadgen.sim.records import EventLog
 from loadgen.sim.scene import Scene
 from loadgen.sim.strikes import Strikes
+from loadgen.sim.true_engine import TrueWorks
 from loadgen.sim.weather import Weather
 from loadgen.sim.worker import Worker
 
@@ -74,6 +75,7 @@ class World:
             chance=chance,
             clocks={name: HostClock(chance.uniform(0, 1e5)) for name in hosts},
             cuts=Cuts(case.faults),
+            works=TrueWorks(),
         )
         scene.bus = Bus(scene)
         scene.plane = PageFabric(scene)

@@ -1,0 +1,1 @@
+"""From a live run's rows and spans to a price list for the simulator."""

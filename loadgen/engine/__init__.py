@@ -1,0 +1,1 @@
+"""Baton's engine beside its peers on the same machine."""

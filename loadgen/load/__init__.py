@@ -1,0 +1,1 @@
+"""The load generator's client side: plan, schedule, sockets, processes."""

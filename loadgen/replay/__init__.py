@@ -1,0 +1,1 @@
+"""A live scheduler's event log played again: the same decisions, or those of another policy."""

@@ -1,0 +1,1 @@
+"""What a run leaves: rows, figures, verdicts, files, comparisons."""

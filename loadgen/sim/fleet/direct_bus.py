@@ -1,0 +1,67 @@
+"""The message server of a performance run: objects instead of bytes, one constant delay, no losses.
+
+Answers always come, so questions have no timers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from loadgen.sim.bus import Answer, Bus, Respond, Silence
+from loadgen.sim.process import Process
+from shared.bus.headers import Headers
+from shared.wire.codec import Message
+
+HOP_S: Final = 0.0002
+"""From one process to another by way of the server, one way."""
+_Result = TypeVar("_Result")
+
+
+def _mute(_: Message) -> None:
+    """Nobody asked."""
+
+
+class DirectBus(Bus):
+    """The same subjects and interests."""
+
+    def publish(self, process: Process, subject: str, message: Message, headers: Headers) -> bool:
+        self._pass(subject, message, headers, _mute)
+        return True
+
+    def request(
+        self,
+        process: Process,
+        subject: str,
+        message: Message,
+        headers: Headers,
+        timeout_s: float,
+        done: Callable[[Answer], None],
+    ) -> None:
+        heap = self._scene.heap
+
+        def respond(reply: Message) -> None:
+            heap.after(HOP_S, process.guarded(lambda: done(reply)))
+
+        if not self._pass(subject, message, headers, respond):
+            heap.after(HOP_S, process.guarded(lambda: done(Silence.NO_RESPONDER)))
+
+    def exchange(
+        self,
+        process: Process,
+        work: Callable[[], _Result],
+        timeout_s: float,
+        done: Callable[[_Result | Silence], None],
+    ) -> None:
+        self._scene.heap.after(2 * HOP_S, process.guarded(lambda: done(work())))
+
+    def _pass(self, subject: str, message: Any, headers: Headers, respond: Respond) -> bool:
+        interests = self._interested(subject)
+        for interest in interests:
+            process, handler = interest.process, interest.handler
+
+            def arrive(handler: Any = handler) -> None:
+                handler(message, headers, respond)
+
+            self._scene.heap.after(HOP_S, process.guarded(arrive))
+        return bool(interests)

@@ -1,0 +1,96 @@
+"""The data plane of a performance run: each worker has a card that sends and one that receives, one
+transfer after the other at full bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from loadgen.sim.fleet.design import Link
+from loadgen.sim.flight import ReadOutcome
+from loadgen.sim.plane import Ask, PageFabric, PageHost
+from loadgen.sim.scene import Scene
+from shared.errors import Code
+from shared.ids import PageId, WorkerId
+from shared.runtime.measured import MOST
+from shared.wire.workers import LinkSample
+
+
+@dataclass(slots=True)
+class Moved:
+    """What went over all links."""
+
+    reads: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+    """From the request of a read to its end, summed."""
+    by_owner: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Bytes by the role that gave them."""
+
+
+class LinkFabric(PageFabric):
+    """Keeps the contract of `Plane.read`; nothing is ever lost."""
+
+    def __init__(self, scene: Scene, link: Link) -> None:
+        super().__init__(scene)
+        self.moved = Moved()
+        self._link = link
+        self._sends_s: defaultdict[str, float] = defaultdict(float)
+        self._receives_s: defaultdict[str, float] = defaultdict(float)
+        self._samples: defaultdict[str, deque[LinkSample]] = defaultdict(lambda: deque(maxlen=MOST))
+
+    def measured(self, reader: str) -> tuple[LinkSample, ...]:
+        """The newest reads, each with the seconds for which it had the reader's link for itself."""
+        found = tuple(self._samples[reader])
+        self._samples[reader].clear()
+        return found
+
+    def inbound(self, host: PageHost) -> set[PageId]:
+        return set()
+
+    def read(self, reader: PageHost, ask: Ask, done: Callable[[ReadOutcome], None]) -> None:
+        owner = self._hosts[ask.address]
+        asked_s = self._scene.heap.now_s
+        arrives = owner.guarded(lambda: self._serve(reader, owner, ask, asked_s, done))
+        self._scene.heap.after(self._link.setup_s / 2, arrives)
+
+    def _serve(
+        self,
+        reader: PageHost,
+        owner: PageHost,
+        ask: Ask,
+        asked_s: float,
+        done: Callable[[ReadOutcome], None],
+    ) -> None:
+        heap = self._scene.heap
+        read = owner.open_read(ask.ticket, [(page.source, page.generation) for page in ask.reads])
+        if read is None:
+            stale = reader.guarded(lambda: done(ReadOutcome(Code.STALE)))
+            heap.after(self._link.setup_s / 2, stale)
+            return
+        size_bytes = len(ask.reads) * owner.memory.page_bytes
+        alone_s = max(asked_s, self._receives_s[reader.name])
+        begins_s = max(heap.now_s, self._sends_s[owner.name], self._receives_s[reader.name])
+        ends_s = begins_s + size_bytes / self._link.bytes_per_s
+        self._sends_s[owner.name] = self._receives_s[reader.name] = ends_s
+        lands_s = ends_s + self._link.setup_s / 2
+        self.moved.reads += 1
+        self.moved.size_bytes += size_bytes
+        self.moved.seconds += lands_s - asked_s
+        self.moved.by_owner[owner.name.partition("-")[0]] += size_bytes
+
+        def close() -> None:
+            owner.close_read(read)
+
+        def landed() -> None:
+            sample = LinkSample(WorkerId(owner.name), size_bytes, lands_s - alone_s)
+            self._samples[reader.name].append(sample)
+            done(ReadOutcome(None, True, size_bytes))
+
+        heap.at(lands_s, owner.guarded(close))
+        heap.at(lands_s, reader.guarded(landed))
+
+    def forget(self, reader: PageHost, address: str) -> None:
+        """No link is ever closed."""

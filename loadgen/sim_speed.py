@@ -1,0 +1,110 @@
+"""`python -m loadgen sim speed`: simulated requests a minute and core, on three workloads.
+
+Each core plays the same schedule with a seed of its own, so the sum over the cores says what runs
+over seeds gain. `exact` has an event for each output token; `stride` one for several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from loadgen.sim.fleet import roofline
+from loadgen.sim.fleet.callers import Row
+from loadgen.sim.fleet.design import Design, Link
+from loadgen.sim.fleet.fleet import Fleet
+from loadgen.spread import spread
+from loadgen.workloads.catalogue import Wish, load
+
+NAME: Final = "speed"
+TEXT: Final = "how many requests a minute the simulator plays on this machine"
+_STRIDE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload, its rate per GPU, and the blocks it is simulated with."""
+
+    name: str
+    rate_per_gpu: float
+    block_tokens: int
+
+
+LOADS: Final = (
+    Load("zipf", 3.0, 64),
+    Load("azure:conv", 1.5, 64),
+    Load("mooncake:conversation", 0.15, 512),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One run: processor seconds, and what was played in them."""
+
+    requests: int
+    output_tokens: int
+    virtual_s: float
+    cpu_s: float
+
+    @property
+    def per_minute(self) -> float:
+        return self.requests / self.cpu_s * 60
+
+
+def add_arguments(part: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    part.add_argument("--gpus", type=int, default=64, help="half of them prefill")
+    part.add_argument("--count", type=int, default=2_000, help="requests of one run")
+    part.add_argument("--jobs", type=int, default=2, help="processes, each with its own seed")
+    part.add_argument("--data", type=Path, default=Path("../shared/data"), help="public traces")
+
+
+def main(options: argparse.Namespace) -> int:
+    """A row per workload and stride; the last line is JSON."""
+    print(f"{'workload':<24}{'stride':>7}{'tokens out':>12}{'requests/min and core':>23}")
+    rows = []
+    for kind in LOADS:
+        for stride in (1, _STRIDE):
+            calls = [partial(timed, kind, stride, options, n) for n in range(options.jobs)]
+            found = list(spread(calls, options.jobs))
+            mean = sum(one.per_minute for one in found) / len(found)
+            out = found[0].output_tokens / found[0].requests
+            print(f"{kind.name:<24}{stride:>7}{out:>12.0f}{mean:>23.0f}", flush=True)
+            row = {"workload": kind.name, "stride": stride, "per_minute": round(mean)}
+            rows.append(row | {"cpu_per_virtual_s": round(found[0].cpu_s / found[0].virtual_s, 3)})
+    line = {"bench": "sim-speed", "gpus": options.gpus, "cores": options.jobs, "rows": rows}
+    print(orjson.dumps(line).decode())
+    return 0
+
+
+def timed(kind: Load, stride: int, options: argparse.Namespace, seed: int) -> Timed:
+    """One run on one core. Raises DesignError, WorkloadError."""
+    wish = Wish(kind.name, options.count, kind.rate_per_gpu * options.gpus, seed=seed)
+    workload = load(wish, options.data)
+    rows: list[Row] = []
+    fleet = Fleet(design(options.gpus, kind.block_tokens, stride), workload, seed)
+    begun_s = time.process_time()
+    spent = fleet.run(rows.append)
+    cpu_s = time.process_time() - begun_s
+    return Timed(len(rows), sum(row.output_tokens for row in rows), spent.seconds, cpu_s)
+
+
+def design(gpus: int, block_tokens: int, stride: int) -> Design:
+    """Half prefill, half decode."""
+    price = roofline.find("llama-3-8b:a100:tp1")
+    usual = Design(
+        prefills=max(1, gpus // 2),
+        decodes=max(1, gpus - gpus // 2),
+        prefill=price,
+        decode=price,
+        link=Link(bytes_per_s=25e9),
+        block_tokens=block_tokens,
+        route="disaggregated",
+    )
+    return replace(usual, stride=stride)

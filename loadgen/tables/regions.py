@@ -1,0 +1,130 @@
+"""Where two phases on their own GPUs lose, and whether Baton's own choice stays on the better side.
+
+At each point: colocated with chunks under several budgets, every static split of the pool with all
+requests handed over, and the same split fleets with Baton's conditional path (`auto`). The verdict
+is on that path alone; a planner may do better still and turn the prefill workers as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from loadgen import arrivals
+from loadgen.sim.fleet import plan, roofline
+from loadgen.sim.fleet.design import Design, Link
+from loadgen.sim.fleet.figures import Slo
+from loadgen.sim.fleet.goodput import Draw
+from loadgen.tables.claim import Claim, Line, Setting, Verdict, colocated, pair, per_gpu
+from loadgen.workloads.request import Request, Workload, build
+
+_BUDGETS: Final = (512, 2_048)
+_FLOOR: Final = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One point of the sweep."""
+
+    name: str
+    gpus: int = 4
+    prompt: int = 1_024
+    output: int = 64
+    link_gb: float = 25.0
+    cv: float = 1.0
+    """Of the gaps between arrivals: 1 is Poisson."""
+
+
+PLACES: Final = (
+    Place("usual"),
+    Place("short prompts", prompt=128),
+    Place("long answers", prompt=256, output=192),
+    Place("long prompts", prompt=4_096, output=32),
+    Place("slow link", link_gb=0.5),
+    Place("two GPUs", gpus=2),
+    Place("bursts", cv=4.0),
+)
+_PRICE: Final = roofline.find("llama-3-8b:a100:tp1")
+_TTFT_S: Final = 0.4
+_PER_TOKEN_S: Final = 0.0002
+"""Long prompts are granted so much more."""
+_TPOT_S: Final = 0.03
+
+
+def slo(place: Place) -> Slo:
+    """The same for all fleets at one point."""
+    return Slo(_TTFT_S + place.prompt * _PER_TOKEN_S, _TPOT_S)
+
+
+def draw(place: Place, count: int) -> Draw:
+    """Equal lengths, gamma gaps."""
+
+    def at(rate_per_s: float) -> Workload:
+        times = arrivals.gamma(rate_per_s, count, place.cv, seed=1)
+        size = (place.prompt, place.output)
+        rows = (Request(at_s=t, prompt_tokens=size[0], output_tokens=size[1]) for t in times)
+        return build(place.name, 64, rows)
+
+    return at
+
+
+def chunked(place: Place) -> list[Design]:
+    return [colocated(_PRICE, place.gpus, budget) for budget in _BUDGETS]
+
+
+def splits(place: Place) -> list[Design]:
+    """All requests handed over."""
+    link = Link(bytes_per_s=place.link_gb * 1e9)
+    counts = range(1, place.gpus)
+    return [pair(_PRICE, _PRICE, count, place.gpus - count, link) for count in counts]
+
+
+def conditional(design: Design) -> Design:
+    """The same fleet under Baton's own rule for each request."""
+    return replace(design, route="auto", split="baton_cost")
+
+
+def _loses(setting: Setting) -> Iterator[Line]:
+    worst = 9.0
+    for place in PLACES:
+        count = setting.count(150)
+        reach = _Reach(setting, place, count)
+        whole = max(reach(design) for design in chunked(place))
+        split = max(reach(design) for design in splits(place))
+        auto = max(reach(conditional(design)) for design in splits(place))
+        side = "disaggregated" if split > whole else "colocated"
+        share = auto / max(whole, split, 1e-9)
+        worst = min(worst, share)
+        figure = f"{place.name}: {side} wins, {split:.2f} / {whole:.2f} per GPU"
+        verdict = Verdict.HELD if share >= _FLOOR else Verdict.SHORT
+        yield Line(figure, ">= 0.98", f"{share:.2f}", verdict)
+    verdict = Verdict.HELD if worst >= _FLOOR else Verdict.SHORT
+    yield Line("the worst point", ">= 0.98", f"{worst:.2f}", verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """Goodput per GPU at one point."""
+
+    setting: Setting
+    place: Place
+    count: int
+
+    def __call__(self, design: Design) -> float:
+        self.setting.note(f"{self.place.name}: {plan.name_of(design)} {design.route}")
+        first = 4.0 * design.devices
+        return per_gpu(design, draw(self.place, self.count), slo(self.place), first)
+
+
+CLAIMS: Final = (
+    Claim(
+        name="when P/D loses",
+        source="the bar of this project: at least 0.98 of the better of colocated chunked and the "
+        "best static split, everywhere",
+        inputs="Llama-3-8B on A100 by roofline, 2 or 4 GPUs, equal lengths; the conditional path "
+        "on the best split of the pool, in which prefill workers stay prefill workers",
+        missing="mixed lengths and reuse: with equal requests nothing tells one from another",
+        measure=_loses,
+    ),
+)

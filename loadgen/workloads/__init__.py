@@ -1,0 +1,1 @@
+"""What is sent and when, as lengths and block ids: one form for traces, generators and capture."""
