@@ -9,6 +9,7 @@ import pytest
 from shared.bus.bus import Delivery
 from shared.bus.headers import Headers
 from shared.errors import (
+    BusError,
     BusTimeout,
     BusUnavailable,
     Code,
@@ -313,3 +314,15 @@ async def test_after_close_everything_says_unavailable(wire: Wire) -> None:
     with pytest.raises(BusUnavailable):
         await gateway.bus.request(JOB, CANCEL, PLAIN, 1.0)
     await gateway.bus.close()
+
+
+async def test_whoever_may_know_hears_of_each_client_that_leaves(wire: Wire) -> None:
+    scheduler, decode = await wire.join("scheduler"), await wire.join("decode")
+    told: list[str] = []
+    await scheduler.bus.watch(lambda role, name: told.append(role))
+    other = await wire.join("kvpool")
+    await other.bus.close()
+    await until(lambda: "kvpool" in told)
+    assert decode.bus.connected and "decode" not in told
+    with pytest.raises(BusError, match="may not subscribe"):
+        await decode.bus.watch(lambda role, name: None)

@@ -1,5 +1,5 @@
-"""What every data plane promises, asked of the memory adapter, of UCX over both transports, and of
-NIXL where it is installed."""
+"""What every data plane promises, asked of the memory adapter, of UCX over both transports and
+without its compiled part, and of NIXL where it is installed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.shared.dataplane.worlds import End, MemoryWorld, UcxWorld, World, own
 LONG_S = 20.0
 SHORT_S = 0.2
 
-
-_TRANSPORTS = {"ucx-shm": "auto", "ucx-tcp": "tcp", "nixl": "nixl"}
+_TRANSPORTS = {"ucx-shm": "auto", "ucx-tcp": "tcp", "ucx-plain": "auto", "nixl": "nixl"}
 _NIXL = any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13"))
 _WITH_NIXL = pytest.mark.skipif(not _NIXL, reason="NIXL, an extra, is not installed")
+_UCX = ("ucx-shm", "ucx-tcp", "ucx-plain")
 
 
-@pytest.fixture(params=["memory", "ucx-shm", "ucx-tcp", pytest.param("nixl", marks=_WITH_NIXL)])
+@pytest.fixture(params=["memory", *_UCX, pytest.param("nixl", marks=_WITH_NIXL)])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     kind = request.param
-    built: MemoryWorld | UcxWorld = (
-        MemoryWorld() if kind == "memory" else UcxWorld(_TRANSPORTS[kind])
-    )
+    built: MemoryWorld | UcxWorld = MemoryWorld()
+    if kind != "memory":
+        built = UcxWorld(_TRANSPORTS[kind], compiled=kind != "ucx-plain")
     yield built
     ends = tuple(built.ends)
     await built.close()

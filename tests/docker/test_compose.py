@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -12,21 +11,21 @@ from typing import Any
 import docker
 import pytest
 
+from shared.ports import free_port
 from tests.docker.engine import Project, why_not
 
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
-SERVICES = {"nats", "gateway", "scheduler", "prefill", "decode", "kvpool"}
+ROLES = {"gateway", "scheduler", "prefill", "decode", "kvpool"}
+STANDBY = "scheduler-1"
+SERVICES = {"nats", STANDBY, *ROLES}
 QUESTION = "What is the capital of France?"
 
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     client = docker.from_env(timeout=900)
-    running = Project(client, f"baton-test-{secrets.token_hex(4)}", port)
+    running = Project(client, f"baton-test-{secrets.token_hex(4)}", free_port())
     running.build()
     try:
         running.compose("up", "--detach", "--no-build")
@@ -60,7 +59,7 @@ def ask(project: Project) -> tuple[dict[str, str], list[dict[str, Any]]]:
     return {k.lower(): v for k, v in answer.headers.items()}, [json.loads(line) for line in lines]
 
 
-def test_nats_and_five_services_are_healthy(project: Project) -> None:
+def test_nats_five_services_and_the_standby_are_healthy(project: Project) -> None:
     assert set(project.containers()) == SERVICES
 
 
@@ -77,9 +76,9 @@ def test_a_chat_streams_and_its_trace_names_all_services(project: Project) -> No
         # Spans arrive in batches; each try starts a process, which takes its time.
         code, output = project.run("gateway", *command)
         spans = json.loads(output) if code == 0 else []
-        if {span["service"] for span in spans} == SERVICES - {"nats"}:
+        if {span["service"] for span in spans} == ROLES:
             break
-    assert {span["service"] for span in spans} == SERVICES - {"nats"}
+    assert {span["service"] for span in spans} == ROLES
     pulls = [s["attributes"] for s in spans if s["name"] == "transfer.pull"]
     assert sum(pull["baton.transfer.bytes_raw"] for pull in pulls) > 0
     assert {pull["baton.transfer.transport"] for pull in pulls} == {"ucx:tcp"}
@@ -107,7 +106,31 @@ def test_a_service_holds_its_own_secret_only(project: Project) -> None:
         found = project.run(service, "find", "/secrets", "-type", "f")[1].split()
         assert found == ["/secrets/own/nats.json"]
         login = json.loads(project.run(service, "cat", "/secrets/own/nats.json")[1])
-        assert login["user"] == service
+        assert login["user"] == service.removesuffix("-1")
+
+
+def leaders(project: Project) -> list[str]:
+    """Which of the running schedulers lead."""
+    look = (
+        "import json, urllib.request as u;"
+        "print(json.load(u.urlopen('http://127.0.0.1:8010/accounting'))['leading'])"
+    )
+    running = [n for n in ("scheduler", STANDBY) if project.containers()[n].status == "running"]
+    return [name for name in running if project.run(name, "python", "-c", look) == (0, "True\n")]
+
+
+def test_losing_the_leading_scheduler_is_survived(project: Project) -> None:
+    """The other one takes over by itself; the lost one comes back as the standby."""
+    (lost,) = leaders(project)
+    container = project.containers()[lost]
+    container.kill()
+    headers, events = ask(project)
+    assert "x-baton-trace-id" in headers and events
+    (leading,) = leaders(project)
+    assert leading != lost
+    container.start()
+    project.until_healthy()
+    assert leaders(project) == [leading]
 
 
 def test_stop_drains_and_every_process_exits_0(project: Project) -> None:

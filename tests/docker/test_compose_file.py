@@ -16,6 +16,7 @@ from tests.docker.engine import compose_command
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ROLES = {"nats", "gateway", "scheduler", "prefill", "decode", "kvpool"}
+STANDBY = "scheduler-1"
 BEYOND_1_29 = {"gpus", "develop", "annotations", "attach", "cgroup"}
 """Keys of a service that Compose 1.29 refuses."""
 
@@ -25,8 +26,33 @@ def profile(name: str) -> set[str]:
 
 
 def test_profiles_hold_all_roles() -> None:
-    assert profile("cpu") == ROLES
-    assert {name.removesuffix("-gpu") for name in profile("gpu")} == ROLES | {"anchor"}
+    assert profile("cpu") == ROLES | {STANDBY}
+    assert {name.removesuffix("-gpu") for name in profile("gpu")} == ROLES | {STANDBY, "anchor"}
+
+
+def test_only_the_elastic_worker_holds_two_credentials_and_serves_either_role() -> None:
+    """It is an addition: without its profile every worker keeps its role and its one secret."""
+    assert profile("elastic") == {"elastic"}
+    elastic = SERVICES["elastic"]
+    assert elastic["command"] == ["worker", "decode"]
+    assert elastic["volumes"] == [
+        "prefill-secret:/secrets/prefill:ro",
+        "decode-secret:/secrets/decode:ro",
+    ]
+    start = (ROOT / "ops" / "docker" / "start").read_text("utf-8")
+    assert 'python -m services.worker "$role" /secrets' in start
+
+
+def test_the_standby_is_a_second_scheduler_on_its_own() -> None:
+    """Nothing distinguishes the two, and nobody depends on the second: it may be lost as well.
+    `ops/docker/start` gives each container a worker id of its own."""
+    assert SERVICES[STANDBY] == SERVICES["scheduler"]
+    assert "container_name" not in SERVICES["scheduler"]
+    assert SERVICES["scheduler"]["restart"] == "unless-stopped"
+    for name, service in SERVICES.items():
+        assert STANDBY not in service.get("depends_on", {}), name
+    start = (ROOT / "ops" / "docker" / "start").read_text("utf-8")
+    assert '--worker-id="$role-$(hostname)"' in start
 
 
 def test_compose_1_29_can_read_it() -> None:
@@ -41,13 +67,13 @@ def test_compose_1_29_can_read_it() -> None:
             assert set(wish) == {"condition"}
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_compose_itself_accepts_it(name: str) -> None:
+@pytest.mark.parametrize("names", [("cpu",), ("gpu",), ("cpu", "elastic")])
+def test_compose_itself_accepts_it(names: tuple[str, ...]) -> None:
     command = compose_command()
     if command is None:
         pytest.skip("neither docker-compose nor docker compose is installed")
     done = subprocess.run(
-        [*command, "--profile", name, "config", "--quiet"],
+        [*command, *(f"--profile={name}" for name in names), "config", "--quiet"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -85,8 +111,8 @@ def test_only_the_public_port_is_published_and_on_loopback() -> None:
 def test_a_service_sees_its_own_secret_only() -> None:
     for name, service in SERVICES.items():
         secrets = [v for v in service.get("volumes", []) if "secret" in v]
-        role = name.removesuffix("-gpu")
-        if role not in {"nats", "anchor"}:
+        role = name.removesuffix("-gpu").removesuffix("-1")
+        if role not in {"nats", "anchor", "elastic"}:
             assert secrets == [f"{role}-secret:/secrets/own:ro"]
 
 

@@ -76,6 +76,8 @@ class TestCluster:
 
     def __init__(self, local: LocalCluster) -> None:
         self.local = local
+        self.killed: set[str] = set()
+        """By us, at any time: what they had not told by then is lost."""
 
     @property
     def url(self) -> str:
@@ -93,10 +95,13 @@ class TestCluster:
 
     async def kill(self, name: str) -> None:
         """SIGKILL; returns when the process is gone."""
+        self.killed.add(name)
         await self.local.members[name].child.kill()
 
     async def restart(self, name: str) -> None:
-        """Start a process that was killed; returns when it is ready."""
+        """Start a process that has ended; returns when it is ready."""
+        if self.local.members[name].child.exit_code:
+            self.killed.add(name)  # or by itself: its last spans are lost too
         await self.local.restart(name)
 
     def pause(self, name: str) -> None:
@@ -197,7 +202,7 @@ async def running_cluster(folder: Path, wish: Wish | None = None) -> AsyncIterat
         model_path=wish.model,
         run_dir=folder / "run",
         restart=False,
-        drain_s=15.0,
+        drain_s=45.0,
         environment=environment,
     )
     local = LocalCluster(settings, said.append)

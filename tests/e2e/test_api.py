@@ -66,7 +66,7 @@ BAD: list[tuple[str, bytes | dict[str, Any], int, str, str | None]] = [
     (CHAT, chat(temperature="hot"), 400, "invalid_parameter", "temperature"),
     (CHAT, chat(seed=2**64), 400, "invalid_parameter", "seed"),
     (CHAT, chat(stream="yes"), 400, "invalid_parameter", "stream"),
-    (CHAT, chat(n=2), 400, "unsupported_parameter", "n"),
+    (CHAT, chat(n=9), 400, "invalid_parameter", "n"),
     (CHAT, chat(kv_transfer_params={}), 400, "forbidden_parameter", "kv_transfer_params"),
     (CHAT, chat(max_tokens=8_192), 400, "context_length_exceeded", "max_tokens"),
     (CHAT, chat(messages=[{"role": "user", "content": "x " * 2_000_000}]), 400, "", "messages"),
@@ -326,7 +326,9 @@ async def test_f08_a_drained_gateway_finishes_what_it_can_and_says_what_it_canno
     assert (await door.post(CHAT, json.dumps(chat()).encode())).error["code"] == "draining"
     assert all(answer.complete for answer in await asyncio.gather(*short))
     for answer in await asyncio.gather(*long):
-        assert answer.broken and answer.error and answer.error["code"] == "draining", answer
+        # Who still waited for pages has no stream yet and gets the same as a whole answer.
+        assert answer.broken or answer.status == 503, answer
+        assert answer.error and answer.error["code"] == "draining", answer
         assert not answer.done and answer.finish_reason is None
     assert await gateway.wait() == 0
     assert time.monotonic() - began_s < DRAIN_S + 10

@@ -1,7 +1,8 @@
 """Deaths and outages under eight streams on real processes: the clients notice nothing but time.
 
 Every stream must end with the tokens of an undisturbed run, and afterwards nobody may hold
-anything. The engine is the weightless one, so a wrong page would be a wrong token.
+anything, and each request must have left a whole trace. The engine is the weightless one, so a
+wrong page would be a wrong token.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 
 from tests.e2e.cluster import TestCluster, Wish, running_cluster
 from tests.e2e.streams import Answer
+from tests.e2e.traces import until_whole
 
 pytestmark = pytest.mark.process
 
@@ -114,3 +116,6 @@ async def test_every_stream_ends_as_if_nothing_had_happened(fault: str, tmp_path
             assert after.usage["completion_tokens"] == before.usage["completion_tokens"] == OUTPUT
         assert felt > 0 or fault not in ("prefill-killed", "decode-killed")
         await cluster.until_nothing_is_held()
+        asked = {answer.trace_id for answer in (*disturbed, *calm)}
+        assert len(asked) == 2 * STREAMS
+        await until_whole(cluster, asked, cluster.killed)

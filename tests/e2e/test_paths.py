@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import TestCluster, Wish, running_cluster
+from tests.e2e.span_table import lacking
 from tests.e2e.streams import Answer
+from tests.e2e.traces import until_whole
 
 pytestmark = pytest.mark.process
 
@@ -75,7 +77,7 @@ async def test_small_caches_and_chunks_change_nothing(tmp_path: Path) -> None:
     tight = {
         **DISAGGREGATED,
         "prefill": {"kv_pages": 40, "chunk_tokens": 48},
-        "decode": {"kv_pages": 64, "step_tokens": 48},
+        "decode": {"kv_pages": 64, "step_tokens": 48, "forecast": False},
     }
     async with running_cluster(tmp_path / "b", Wish(settings=tight)) as cluster:
         for _ in range(2):
@@ -88,32 +90,30 @@ async def test_small_caches_and_chunks_change_nothing(tmp_path: Path) -> None:
         assert "baton_preemptions_total" in preempted
 
 
-NAMES = {
-    "gateway.parse",
-    "gateway.render",
-    "scheduler.place",
-    "prefill.queue",
-    "prefill.chunk",
-    "prefill.seal",
-    "transfer.pull",
-    "decode.verify",
-    "decode.generate",
-    "kvpool.store",
-    "kv.settle",
-    "gateway.stream",
-}
-
-
-async def test_one_trace_names_all_five_services(cluster: TestCluster) -> None:
-    answer = await ask(cluster, prompt(100))
-    spans = await cluster.trace(answer.trace_id, services=5)
+async def test_one_trace_of_all_five_services_tells_all_that_the_table_lists(
+    cluster: TestCluster,
+) -> None:
+    hints = {"x-baton-affinity": "a-session", "x-baton-run": "a-run", "X-Request-Id": "mine"}
+    answer = await cluster.chat("Tell me about batons. " * 8, headers=hints)
+    assert answer.complete
+    name = answer.trace_id
+    spans = (await until_whole(cluster, {name}))[name]
     async with asyncio.timeout(15):
-        while not {span["name"] for span in spans} >= NAMES:
-            spans = await cluster.trace(answer.trace_id, services=5)
-    assert len({span["trace_id"] for span in spans}) == 1
+        while wrong := lacking(spans):  # copies into the pool end after the answer
+            await asyncio.sleep(0.2)
+            print(wrong)
+            spans = (await until_whole(cluster, {name}))[name]
+    assert {span["service"] for span in spans} == {
+        "gateway", "scheduler", "prefill", "decode", "kvpool",
+    }  # fmt: skip
     pull = next(s for s in spans if s["name"] == "transfer.pull" and s["service"] == "decode")
     assert pull["attributes"]["baton.transfer.bytes_raw"] > 0
     assert pull["attributes"]["baton.transfer.transport"].startswith("ucx:")
+    assert {link["span_id"] for link in pull["links"]} <= {span["span_id"] for span in spans}
+    generate = next(span for span in spans if span["name"] == "decode.generate")
+    assert generate["events"][0]["name"] == "joined"
+    said = str([span["attributes"] for span in spans])
+    assert "a-session" not in said and "batons" not in said
 
 
 async def test_clients_that_hang_up_leave_nothing_behind(cluster: TestCluster) -> None:

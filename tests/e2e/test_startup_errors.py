@@ -79,6 +79,7 @@ class Bus:
         }
         if role == "gateway":
             settings |= {"port": "0", "admin_port": "0", "traces_port": "0"}
+            settings["store_path"] = str(self.server.folder / "traces.sqlite")
         settings |= changes
         return [f"--{name.replace('_', '-')}={text}" for name, text in settings.items()]
 

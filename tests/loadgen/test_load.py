@@ -1,14 +1,16 @@
-"""The load generator's arithmetic: schedules, prompts, rows, percentiles, the waterfall."""
+"""The load generator's arithmetic: schedules, prompts, rows, the waterfall."""
 
 from __future__ import annotations
 
 import csv
 import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from loadgen import arrivals, prompts, records, report, waterfall
+from loadgen import arrivals, prompts, records, waterfall
 from loadgen.records import Row
 
 
@@ -17,13 +19,39 @@ def test_the_schedule_is_fixed_exact_in_its_mean_and_starts_at_zero() -> None:
     assert first == arrivals.poisson(4.0, 1000, seed=1) != arrivals.poisson(4.0, 1000, seed=2)
     assert first[0] == 0.0 and list(first) == sorted(first)
     assert 240 < first[-1] < 250
-    gaps = [b - a for a, b in itertools.pairwise(first)]
-    mean = sum(gaps) / len(gaps)
-    spread = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
-    assert 0.85 < spread**0.5 / mean < 1.15, "exponential gaps have a variation of one"
+    assert 0.85 < variation(first) < 1.15, "exponential gaps have a variation of one"
     assert arrivals.poisson(float("inf"), 3, seed=1) == (0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="positive rate"):
         arrivals.poisson(0.0, 1, seed=1)
+
+
+def variation(times: Sequence[float]) -> float:
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    return float((sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean)
+
+
+def test_on_and_off_have_two_rates_and_one_mean() -> None:
+    silent = arrivals.on_off(10.0, 4_000, 2.0, 6.0, seed=3)
+    assert all(at % 8.0 <= 2.0 for at in silent) and 392 < silent[-1] < 401
+    both = arrivals.on_off(10.0, 4_000, 2.0, 6.0, seed=3, on_factor=2.0)
+    on = sum(at % 8.0 < 2.0 for at in both) / len(both)
+    assert on == pytest.approx(0.5, abs=0.02), "twice the rate in a quarter of the time"
+    assert list(both) == sorted(both) and 390 < both[-1] < 401
+    with pytest.raises(ValueError, match="leaves none off"):
+        arrivals.on_off(10.0, 10, 2.0, 6.0, seed=3, on_factor=5.0)
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_a_ramp_goes_from_one_rate_to_another(exponential: bool) -> None:
+    times = arrivals.ramp(2.0, 18.0, 20_000, seed=1, exponential=exponential)
+    mean = 16 / math.log(9) if exponential else 10.0
+    assert times[-1] == pytest.approx(20_000 / mean, rel=0.01)
+    span = times[-1]
+    early = sum(at < span * 0.05 for at in times) / (span * 0.05)
+    late = sum(at > span * 0.95 for at in times) / (span * 0.05)
+    assert early == pytest.approx(2.0, rel=0.35) and late == pytest.approx(18.0, rel=0.15)
+    assert arrivals.ramp(5.0, 5.0, 10, seed=1) == arrivals.poisson(5.0, 10, seed=1)
 
 
 def test_prompts_share_exactly_the_chosen_words_within_a_group() -> None:
@@ -45,28 +73,12 @@ def row(number: int, ttft_s: float, tokens: int = 11, **fields: object) -> Row:
 
 
 def test_latencies_count_from_the_intended_send_and_tpot_excludes_the_first_token() -> None:
-    late = row(0, 0.5, intended_s=0.2)
+    late = row(0, 0.5, intended_s=0.2, sent_s=0.25)
     assert late.ttft_s == pytest.approx(0.3) and late.e2e_s == pytest.approx(1.3)
+    assert late.ttft_sent_s == pytest.approx(0.25)
     assert late.tpot_s == pytest.approx(0.1)
     assert row(0, 0.5, tokens=1).tpot_s is None
-    assert Row(0, 0, 0.0, "t").ttft_s is None
-
-
-def test_percentiles_are_exact_and_absent_without_ten_samples_beyond() -> None:
-    values = [float(v) for v in range(1, 101)]
-    assert report.percentile(values, 50) == 50.0 and report.percentile(values, 90) == 90.0
-    assert report.percentile(values, 95) is None and report.percentile([], 50) is None
-
-
-def test_the_summary_counts_only_complete_answers_and_sees_a_late_client() -> None:
-    rows = [row(n, 0.1 + n / 1000) for n in range(50)]
-    rows += [row(50, 9.0, outcome="refused"), row(51, 9.0, outcome="broken")]
-    figures = report.summarise(rows)
-    assert figures["outcomes"] == {"broken": 1, "ok": 50, "refused": 1}
-    assert figures["cache_hit_share"] == 0.25 and figures["prompt_tokens"] == 5000
-    assert not report.client_limited(figures)
-    late = report.summarise([row(n, 0.1, sent_s=1.0) for n in range(20)])
-    assert report.client_limited(late) and "NOT VALID" in report.render(late)
+    assert Row(0, 0, 0.0, "t").ttft_s is None and Row(0, 0, 0.0, "t").ttft_sent_s is None
 
 
 def test_rows_are_written_with_their_trace_ids(tmp_path: Path) -> None:

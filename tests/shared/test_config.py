@@ -138,6 +138,11 @@ def test_standard_variables_choose_the_collector() -> None:
     assert _load(environ=variable).otlp_endpoint == STANDARD_OTLP
     assert str(_load().otlp_endpoint).endswith(":4318/v1/traces")
     assert _load("--otlp-endpoint", "").otlp_endpoint is None
+    both = f"{STANDARD_OTLP},http://127.0.0.1:4318/v1/traces"
+    assert _load("--otlp-both", environ=variable).otlp_endpoint == both
+    assert _load(environ=variable | {"BATON_OTLP_BOTH": "true"}).otlp_endpoint == both
+    nowhere = variable | {"BATON_OTLP_BOTH": "true", "BATON_OTLP_ENDPOINT": ""}
+    assert _load(environ=nowhere).otlp_endpoint == STANDARD_OTLP
 
 
 def test_print_config_names_each_source(capsys: pytest.CaptureFixture[str]) -> None:

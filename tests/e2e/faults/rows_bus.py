@@ -244,6 +244,21 @@ OUTAGES: Final = (
         ),
     ),
     Row(
+        id="F49",
+        what="NATS down for longer than a deadline: streams end with it, and say so",
+        wish=wish(gateway={"deadline_s": 8.0}),
+        codes=("deadline_exceeded",),
+        events=(
+            start(6, output=6000),
+            tokens_seen(5),
+            stop_nats(),
+            ended(),
+            refused("control_plane_down", 2.0),
+            lasting(LEASE_S),
+            start_nats(),
+        ),
+    ),
+    Row(
         id="F50",
         what="NATS loses its key-value store; a worker takes an epoch again",
         events=(

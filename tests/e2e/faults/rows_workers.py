@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from shared.runtime.liveness import EXIT_STUCK
 from tests.e2e.faults.events import (
     counts,
     ended,
@@ -14,6 +15,7 @@ from tests.e2e.faults.events import (
     start,
     strikes,
     tokens_seen,
+    uncounted,
     when_said,
 )
 from tests.e2e.faults.events_bus import deaf, heal
@@ -26,6 +28,7 @@ from tests.e2e.faults.events_processes import (
     restart_the_dead,
     resume,
 )
+from tests.e2e.faults.events_threads import ended_itself, hang_engine, stuck
 from tests.e2e.faults.row import Row
 from tests.e2e.faults.stage import LEASE_S, PAIRS, wish
 
@@ -145,11 +148,16 @@ PREFILL: Final = (
     ),
     Row(
         id="F34",
-        what="P and D with different block sizes",
+        what="P and D with different block sizes: refused, no byte moves",
         wish=wish(prefill={"block_tokens": 32}),
         codes=("incompatible_workers",),
         probe_code="incompatible_workers",
-        events=(start(3), ended()),
+        events=(
+            start(3),
+            ended(),
+            uncounted("baton_transfer_bytes_total", "decode-0", "decode-1"),
+            uncounted("baton_transfer_served_bytes_total", "prefill-0", "prefill-1"),
+        ),
     ),
 )
 
@@ -221,7 +229,7 @@ DECODE: Final = (
     Row(
         id="F27",
         what="D out of pages: preempts, tokens unchanged",
-        wish=wish(_ONE_PAIR, decode={"kv_pages": 340}),
+        wish=wish(_ONE_PAIR, decode={"kv_pages": 340, "forecast": False}),
         events=(start(6), ended(), counts("decode-0", "baton_preemptions_total")),
     ),
     Row(
@@ -250,6 +258,20 @@ DECODE: Final = (
             ended(),
             resume("decode-0"),
             alive("decode-0"),
+        ),
+    ),
+    Row(
+        id="F57",
+        what="D's engine hangs: D says so, ends itself, and its streams go on elsewhere",
+        wish=wish(decode={"engine_stall_s": 2.0}),
+        events=(
+            start(8),
+            tokens_seen(20),
+            hang_engine("decode-0"),
+            stuck("decode-0", "engine without progress"),
+            ended_itself("decode-0", EXIT_STUCK),
+            ended(),
+            restart("decode-0"),
         ),
     ),
     Row(

@@ -70,6 +70,8 @@ class Stage:
     """What was recorded, by subject."""
     after: list[tuple[asyncio.Event, Any]] = field(default_factory=list)
     """Events that wait for a message."""
+    tracing: list[asyncio.Task[None]] = field(default_factory=list)
+    """One for each thread that was made to stand still."""
     leader: str = ""
     sockets: list[socket.socket] = field(default_factory=list)
     settled_s: float = 0.0

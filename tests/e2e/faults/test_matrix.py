@@ -15,7 +15,8 @@ from tests.e2e.faults.row import OUTCOMES, Outcome, Row
 from tests.e2e.faults.rows_bus import MESSAGES, OUTAGES, POOL
 from tests.e2e.faults.rows_clients import CLIENTS, SCHEDULERS
 from tests.e2e.faults.rows_workers import DECODE, PREFILL
-from tests.e2e.faults.stage import Stage, running_stage
+from tests.e2e.faults.stage import COLLECTOR, Stage, running_stage
+from tests.e2e.traces import until_whole
 
 pytestmark = [pytest.mark.process, pytest.mark.faults]
 
@@ -65,6 +66,7 @@ async def run(row: Row, folder: Path, outcome: Outcome) -> None:
             await play(row, stage)
             await stage.all_ended()
             await stage.last_check(row.probe_code)
+            await _check_traces(row, stage)
         finally:
             for stream in stage.streams:
                 if stream.running:
@@ -73,6 +75,15 @@ async def run(row: Row, folder: Path, outcome: Outcome) -> None:
             lost = judge(row, stage, outcome)
         assert not outcome.wrong_tokens, f"{outcome.wrong_tokens} wrong tokens"
         assert not lost, lost
+
+
+async def _check_traces(row: Row, stage: Stage) -> None:
+    """Of all that came through, unless the fault took the store's spans away."""
+    killed = stage.cluster.killed
+    if "gateway-0" in killed or COLLECTOR in row.proxied:
+        return
+    whole = {stream.request_id for stream in stage.streams if stream.complete}
+    await until_whole(stage.cluster, whole - {""}, killed)
 
 
 @pytest.mark.parametrize(("name", "row"), parameters())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.checkpoint import open_checkpoint
 from shared.engine.batch import Draw, Engine, StepItem
 from shared.engine.building import build_engine
+from shared.engine.drawing import draw_of
 from shared.ids import BlockHash, Epoch, Generation, PageId, WorkerId
 from shared.kv.hashing import CacheIdentity, block_hashes
 from shared.wire.requests import DecodeJob, LeaseKey, PageRef, PagesReady, WorkerRef
@@ -20,14 +23,16 @@ def build(pages: int) -> Engine:
     return build_engine(open_checkpoint("hashchain"), "cpu", "float32", pages, BLOCK, "hashchain")
 
 
-def draw(job: DecodeJob, position: int) -> Draw:
-    sampling = job.sampling
-    return Draw(sampling.temperature, sampling.top_p, sampling.seed, position)
+def draw(job: DecodeJob, position: int, tokens: Sequence[int]) -> Draw:
+    """At `position` of the stream, after these tokens of prompt and output."""
+    prompt_tokens = len(job.tokens) - job.first_index
+    packed = struct.pack(f"<{len(tokens)}i", *tokens)
+    return draw_of(job.sampling, position, prompt_tokens, lambda: packed)
 
 
 def finish_of(job: DecodeJob, token: int, generated: int) -> str | None:
     sampling = job.sampling
-    if not sampling.ignore_eos and token in sampling.stop_token_ids:
+    if token in sampling.stop_token_ids:
         return "stop"
     return "length" if generated >= sampling.max_tokens else None
 
@@ -50,8 +55,9 @@ class PrefillSide:
         """Prefill `job`; its announcements, the last with the first token."""
         key = LeaseKey(job.request, job.attempt)
         pages = tuple(self._page() for _ in range(-(-len(job.tokens) // BLOCK)))
-        item = StepItem(job.tokens, 0, pages, draw(job, job.first_index))
-        (first,) = self.engine.step([item]).tokens
+        item = StepItem(job.tokens, 0, pages, draw(job, job.first_index, job.tokens))
+        result = self.engine.step([item])
+        (first,) = result.tokens
         assert first is not None
         self.leases[key] = f"ticket-{job.request}-{job.attempt}"
         refs = self._refs(job, pages, block_hashes(self.identity, job.tokens))
@@ -74,7 +80,8 @@ class PrefillSide:
             for chunk, group in enumerate(groups)
         ]
         finish = finish_of(job, first, 1)
-        ready[-1] = replace(ready[-1], first_token=first, first_finish=finish)
+        told = result.logprobs[0] if result.logprobs else None
+        ready[-1] = replace(ready[-1], first_token=first, first_finish=finish, first_logprobs=told)
         return ready
 
     def page_bytes(self, page: PageId) -> memoryview:
@@ -110,7 +117,7 @@ def undisturbed(job: DecodeJob) -> tuple[list[int], str]:
     tokens, start, out = list(job.tokens), 0, list[int]()
     while True:
         position = job.first_index + len(out)
-        item = StepItem(tuple(tokens[start:]), start, table, draw(job, position))
+        item = StepItem(tuple(tokens[start:]), start, table, draw(job, position, tokens))
         (token,) = engine.step([item]).tokens
         assert token is not None
         start = len(tokens)

@@ -30,7 +30,9 @@ from shared.wire.requests import (
     TokenEntry,
     WorkerRef,
 )
+from shared.wire.sampling import TokenLogprobs
 
+from .pool_side import POOL, PoolSide
 from .prefill_side import BLOCK, ME, PrefillSide, build, undisturbed
 
 GATEWAY = WorkerId("gateway-0")
@@ -50,6 +52,8 @@ def rules(**changes: object) -> DecodeRules:
         "step_tokens": 16,
         "max_sequences": 16,
         "queue_limit": 8,
+        "plane_address": "plane-decode",
+        "layout_digest": "layout",
     }
     return DecodeRules(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -91,10 +95,14 @@ class GatewayLog:
     finish: str | None = None
     failed: Code | None = None
     cached_tokens: int | None = None
+    told: dict[int, TokenLogprobs] = field(default_factory=dict)
 
     def take(self, entry: TokenEntry) -> None:
         for at, token in enumerate(entry.token_ids, entry.index):
             assert self.tokens.setdefault(at, token) == token, f"index {at} changed"
+        if entry.logprobs:
+            assert len(entry.logprobs) == len(entry.token_ids)
+            self.told.update(zip(range(entry.index, 10**6), entry.logprobs, strict=False))
         self.finish = entry.finish or self.finish
         if entry.cached_tokens is not None:
             self.cached_tokens = entry.cached_tokens
@@ -109,6 +117,7 @@ class Rig:
     pages: int = 64
     limits: DecodeRules = field(default_factory=rules)
     prefill: PrefillSide = field(default_factory=PrefillSide)
+    pool: PoolSide = field(default_factory=PoolSide)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -135,7 +144,8 @@ class Rig:
     def asked(self, wanted: DecodeJob) -> int:
         """Submit; the number under which the answer is or will be in `replies`."""
         self._replies += 1
-        self.send(on.JobArrived(self._replies, wanted))
+        ticket = f"offer-{wanted.request}-{wanted.attempt}"
+        self.send(on.JobArrived(self._replies, wanted, ticket=ticket))
         return self._replies
 
     def announce(self, *ready: PagesReady) -> list[Message | None]:
@@ -193,7 +203,8 @@ class Rig:
     def happen(self, action: do.Action) -> None:
         match action:
             case do.RunStep():
-                self.send(on.StepEnded(action.step, self.engine.step(action.items).tokens))
+                result = self.engine.step(action.items)
+                self.send(on.StepEnded(action.step, result.tokens, result.logprobs))
             case do.Pull():
                 self.end_pull(action)
             case do.Verify():
@@ -209,12 +220,28 @@ class Rig:
                 if self.prefill_alive:
                     gone = tuple(k for k in action.leases if k not in self.prefill.leases)
                     self.send(on.LeasesAnswered(action.peer, action.asked_s, gone))
+            case do.Offer() | do.LookUp() | do.ReleasePool():
+                self._with_pool(action)
             case _:
                 raise AssertionError(f"not work: {action}")
 
+    def _with_pool(self, action: do.Offer | do.LookUp | do.ReleasePool) -> None:
+        match action:
+            case do.Offer():
+                kept, read = self.pool.take(action.offer, self.cache, self.engine, self.now)
+                if read is not None:
+                    self.send(on.ReadEnded(read))
+                self.send(on.OfferEnded(action.request, action.attempt, kept))
+            case do.LookUp():
+                found = self.pool.look_up(action.lookup)
+                key = (action.request, action.attempt)
+                self.send(on.PoolAnswered(action.fetch, *key, found))
+            case do.ReleasePool():
+                self.pool.release(action.release)
+
     def end_pull(self, pull: do.Pull, spoil: Callable[[memoryview], None] | None = None) -> None:
         """The bytes land, perhaps spoilt, and the end is reported."""
-        if not self.prefill_alive:
+        if not (self.pool.alive if pull.peer == POOL else self.prefill_alive):
             self.send(on.PullEnded(pull.pull, Code.WORKER_LOST))
             return
         self.land(pull, spoil)
@@ -223,9 +250,11 @@ class Rig:
 
     def land(self, pull: do.Pull, spoil: Callable[[memoryview], None] | None = None) -> None:
         for read in pull.reads:
-            assert self.prefill.generations[read.source] == read.generation
+            side = self.pool if pull.peer == POOL else self.prefill
+            if side is self.prefill:
+                assert self.prefill.generations[read.source] == read.generation
             target = memoryview(self.engine.memory.run(read.target, 1)).cast("B")
-            target[:] = self.prefill.page_bytes(read.source)
+            target[:] = side.page_bytes(read.source)
             if spoil is not None:
                 spoil(target)
         self.pulled_pages += len(pull.reads)
@@ -245,7 +274,16 @@ class Rig:
         token = ready[-1].first_token
         assert token is not None
         finish = ready[-1].first_finish
-        entry = TokenEntry(wanted.request, wanted.attempt, wanted.first_index, (token,), finish, 0)
+        told = ready[-1].first_logprobs
+        entry = TokenEntry(
+            wanted.request,
+            wanted.attempt,
+            wanted.first_index,
+            (token,),
+            finish,
+            0,
+            () if told is None else (told,),
+        )
         self.logs[wanted.request].take(entry)
 
     # -- judgement -------------------------------------------------------------------------
@@ -282,6 +320,8 @@ class Rig:
                 pass
             case do.RenewLeases():
                 self.renewals.append(action)
+                self.work.append(action)
+            case do.Offer() | do.LookUp() | do.ReleasePool():
                 self.work.append(action)
             case do.Pull() | do.Verify() | do.Checksum() | do.RunStep() | do.Release():
                 self.work.append(action)

@@ -134,7 +134,7 @@ def test_br_039_ends_of_unknown_or_finished_transfers_are_counted_and_ignored() 
 
 
 def test_br_041_no_room_at_the_moment_of_commit_keeps_what_was_received() -> None:
-    rig = Rig(pages=13)
+    rig = Rig(pages=13, limits=rules(forecast=False))
     first = job("r1", tokens=21, max_tokens=12)
     second = job("r2", tokens=[9, *range(15)], max_tokens=20)
     rig.submit(first)

@@ -50,6 +50,29 @@ def test_a_lost_gateway_takes_its_sequences_along_but_not_those_of_its_successor
     rig.at_rest()
 
 
+@pytest.mark.parametrize("late", [Epoch(4), None])
+def test_a_job_of_an_older_gateway_is_refused(late: Epoch | None) -> None:
+    """Spoken late, or before that gateway had an epoch: nobody would read its tokens."""
+    rig = Rig()
+    rig.send(on.JobArrived(901, job("r1", prefill=None), Epoch(5)))
+    rig.send(on.JobArrived(902, job("r2", prefill=None), late))
+    assert refused(rig.replies[902]) == Code.STALE
+    assert rig.machine.counts["fenced_epoch"] == 1
+    rig.run()
+    rig.at_rest()
+
+
+def test_a_job_of_a_replaced_gateway_is_refused_before_its_successor_spoke() -> None:
+    rig = Rig()
+    rig.send(on.PeerLost(GATEWAY, "gateway", Epoch(4), replaced=True))
+    rig.send(on.JobArrived(901, job("r1", prefill=None), Epoch(4)))
+    assert refused(rig.replies[901]) == Code.STALE
+    rig.send(on.JobArrived(902, job("r2", prefill=None), Epoch(5)))
+    assert list(rig.machine.desk.sequences) == ["r2"]
+    rig.run()
+    rig.at_rest()
+
+
 def test_a_poisonous_sequence_fails_alone() -> None:
     rig = Rig()
     jobs = [job(f"r{n}", tokens=[n, 5, 6], prefill=None) for n in range(3)]

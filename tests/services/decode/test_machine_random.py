@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from services.decode.core import actions as do
 from services.decode.core import events as on
+from services.decode.core.rules import NO_COSTS
+from shared.costs import WorkCosts
 from shared.errors import Code
 from shared.ids import Attempt, Epoch
 from shared.wire.requests import DecodeJob, PagesReady, Refused
 
+from .pool_side import POOL
 from .prefill_side import ME, undisturbed
 from .rig import Rig, flip, job, rules
 
@@ -39,7 +42,10 @@ class Storm:
         limits = rules(
             step_tokens=self.chance.choice([4, 9, 16]),
             recompute_tokens=self.chance.choice([8, 1000]),
+            alone_tokens=self.chance.choice([4, 32]),
             max_sequences=self.chance.choice([2, 8]),
+            forecast=self.chance.choice([True, False, False]),
+            costs=self.chance.choice([NO_COSTS, WorkCosts(0.1, 0.1, 0.0, 0.1, 0.1)]),
             reserve_wait_s=1e9,
         )
         self.rig = Rig(pages=pages, limits=limits)
@@ -61,6 +67,8 @@ class Storm:
             prefill=chance.choice([None, ME, ME]),
             first_index=chance.choice([0, 3]),
             temperature=chance.choice([0.0, 1.0]),
+            priority=chance.choice([-100, 0, 0, 0, 7, 50]),
+            kvpool=chance.choice([None, POOL]),
         )
 
     def run(self) -> None:
@@ -74,6 +82,7 @@ class Storm:
             (2, self.cancel),
             (1, self.resend),
             (1, self.lose_prefill),
+            (1, self.lose_pool),
             (2, self.tick),
         ]
         weights = [weight for weight, _ in steps]
@@ -149,8 +158,19 @@ class Storm:
                 rig.send(on.Checksummed(action.seal, ()))
             case do.RunStep() if len(action.items) > 1:
                 rig.send(on.StepFailed(action.step, "a bad day"))
-            case do.RenewLeases() | do.Release():
+            case do.RenewLeases() | do.Release() | do.ReleasePool():
                 pass
+            case do.Offer():
+                _, read = rig.pool.take(action.offer, rig.cache, rig.engine, rig.now)
+                rig.send(on.OfferEnded(action.request, action.attempt, 0))
+                if read is not None:
+                    rig.send(on.ReadEnded(read))
+            case do.LookUp():
+                key = (action.request, action.attempt)
+                rig.send(on.PoolAnswered(action.fetch, *key, None))
+                self.past.append(
+                    on.PoolAnswered(action.fetch, *key, rig.pool.look_up(action.lookup))
+                )
             case _:
                 rig.happen(action)
 
@@ -206,6 +226,13 @@ class Storm:
         elif self.chance.random() < 0.2:
             self.rig.prefill_alive = False
             self.rig.send(on.PeerLost(ME.worker, "prefill", ME.epoch))
+
+    def lose_pool(self) -> None:
+        """The node is gone for a while, or its memory turns bits."""
+        pool = self.rig.pool
+        pool.alive = not pool.alive
+        if pool.kept and self.chance.random() < 0.5:
+            pool.spoil(flip, self.chance.sample(sorted(pool.kept), 1))
 
     def tick(self) -> None:
         self.rig.tick(self.chance.choice([0.01, 1.0, 6.0]))

@@ -133,7 +133,7 @@ def test_waiting_is_bounded_in_number() -> None:
 
 
 def test_preemption_is_bounded_and_changes_no_token() -> None:
-    rig = Rig(pages=14, limits=rules(step_tokens=8))
+    rig = Rig(pages=14, limits=rules(step_tokens=8, forecast=False))
     jobs = [job(f"r{n}", tokens=[n, *range(6)], max_tokens=30, prefill=None) for n in range(4)]
     for one in jobs:
         rig.submit(one)

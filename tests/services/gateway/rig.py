@@ -45,6 +45,7 @@ from shared.wire.requests import (
 )
 from shared.wire.workers import ClusterStatus, Registered, RegisterWorker
 from tests.builders import running, scope_on, start, until
+from tests.services.gateway.told import logprobs
 
 END = 257
 """The byte model's end of turn."""
@@ -61,6 +62,8 @@ class Script:
     """What the cluster does. Changed by a test before or during a request."""
 
     tokens: Sequence[int] = field(default_factory=lambda: ids("Hello"))
+    choices: dict[int, Sequence[int]] = field(default_factory=dict)
+    """Tokens of the choices that do not say `tokens`."""
     chunk: int = 1
     route: str = "colocated"
     pause_after: int | None = None
@@ -137,11 +140,19 @@ class Worker:
         part = tuple(whole[ask.index : max(ask.index, until_index)])
         done = ask.index + len(part) == len(whole)
         return TokenEntry(
-            ask.request, ask.attempt, ask.index, part, _finish(part) if done else None
+            ask.request,
+            ask.attempt,
+            ask.index,
+            part,
+            _finish(part) if done else None,
+            logprobs=logprobs(part, job.sampling.logprobs),
         )
 
     def _all(self, job: DecodeJob | PrefillJob) -> list[int]:
-        return list(self._cluster.script.tokens)[: job.first_index + job.sampling.max_tokens]
+        script = self._cluster.script
+        _, _, choice = job.request.partition("-")
+        tokens = script.choices.get(int(choice or 0), script.tokens)
+        return list(tokens)[: job.first_index + job.sampling.max_tokens]
 
     async def _emit(self, job: DecodeJob | PrefillJob, index: int) -> None:
         script, whole = self._cluster.script, self._all(job)
@@ -161,7 +172,8 @@ class Worker:
             size = 1 if self.role == "prefill" else script.chunk
             part = tuple(whole[index : index + size])
             finish = _finish(part) if index + len(part) == len(whole) else None
-            entry = TokenEntry(job.request, job.attempt, index, part, finish, cached)
+            told = logprobs(part, job.sampling.logprobs)
+            entry = TokenEntry(job.request, job.attempt, index, part, finish, cached, told)
             chunk = TokenChunk(self.ref.worker, self.ref.epoch, (entry,))
             if index not in script.lose:
                 with suppress(BusUnavailable):

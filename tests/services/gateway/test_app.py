@@ -146,6 +146,36 @@ async def test_jobs_say_which_incarnation_of_the_gateway_sent_them(tmp_path: Pat
         assert {headers.epoch for headers in sent} == {1}
 
 
+class Over(Exception):
+    """The test has seen enough: end the process's tasks."""
+
+
+async def test_before_it_has_an_epoch_nothing_is_sent(tmp_path: Path) -> None:
+    """A job without an epoch could not be told from one of an incarnation that is dead."""
+    ports: dict[str, Any] = {"port": 0, "admin_port": 0, "traces_port": 0}
+    config = GatewayConfig(
+        worker_id="gateway-0",
+        model_path="hashchain",
+        otlp_endpoint=None,
+        run_dir=str(tmp_path),
+        **ports,
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as http:
+            scope = scope_on(MemoryBroker(), tasks, "gateway", config, tmp_path)
+            app = GatewayApp(scope, config)
+            tasks.create_task(app.run(scope), name="gateway")
+            await until(lambda: "port" in app.ports)
+            url = f"http://127.0.0.1:{app.ports['port']}/v1/chat/completions"
+            async with http.post(url, json=chat_body()) as answer:
+                assert answer.status == 503 and answer.headers["retry-after"]
+                assert (await answer.json())["error"]["code"] == "loading"
+            assert app.accounting()["requests"] == 0
+            raise Over
+    except* Over:
+        pass
+
+
 async def readiness(gateway: Rig) -> tuple[int, str]:
     async with gateway.http.get(gateway.url + "/ready") as answer:
         return answer.status, answer.headers.get("x-baton-reason", "")

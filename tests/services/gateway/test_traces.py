@@ -14,9 +14,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from services.gateway.otlp import MAX_UNPACKED_BYTES, SpanRow, read_spans, unpack
+from services.gateway.otlp import MAX_UNPACKED_BYTES, SpanRow, read_protobuf, unpack
 from services.gateway.otlp_export import otlp_json
-from services.gateway.span_store import SpanStore
+from services.gateway.otlp_json import read_json
+from services.gateway.span_store import Retention, SpanStore
+from services.gateway.trace_search import Search
 from shared.clock import SystemClock
 from shared.errors import ClientError, Code, StartupError
 from tests.builders import until
@@ -56,18 +58,20 @@ def request(spans: int = 2, trace: bytes = TRACE, size: int = 3) -> ExportTraceS
     return ExportTraceServiceRequest(resource_spans=[resource])
 
 
+def store_at(path: Path, max_bytes: int = 1 << 30, max_age_s: float = 3600.0) -> SpanStore:
+    return SpanStore(str(path), Retention(max_bytes, max_age_s), SystemClock(), lambda *_: None)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SpanStore]:
-    made = SpanStore(
-        str(tmp_path / "deep" / "t.sqlite"), 1 << 30, 3600.0, SystemClock(), lambda *_: None
-    )
+    made = store_at(tmp_path / "deep" / "t.sqlite")
     made.start()
     yield made
     made.close()
 
 
 def test_protobuf_and_json_give_the_same_rows() -> None:
-    rows = read_spans(request().SerializeToString(), as_json=False)
+    rows = read_protobuf(request().SerializeToString())
     spans = [
         {
             "trace_id": row.trace_id,
@@ -86,7 +90,7 @@ def test_protobuf_and_json_give_the_same_rows() -> None:
     ]
     exported = otlp_json(spans)
     exported["future"] = {"unknown": 1}
-    assert read_spans(orjson.dumps(exported), as_json=True) == rows
+    assert read_json(orjson.dumps(exported)) == rows
     assert rows[0].trace_id == TRACE.hex() and rows[0].request == "req-1" and rows[1].error
 
 
@@ -103,12 +107,12 @@ def test_protobuf_and_json_give_the_same_rows() -> None:
 )
 def test_bad_json_is_refused(body: bytes) -> None:
     with pytest.raises(ClientError):
-        read_spans(body, as_json=True)
+        read_json(body)
 
 
 def test_bad_protobuf_and_gzip_are_refused() -> None:
     with pytest.raises(ClientError):
-        read_spans(b"\xff\xff\xff", as_json=False)
+        read_protobuf(b"\xff\xff\xff")
     with pytest.raises(ClientError):
         unpack(b"not gzip", gzipped=True)
     with pytest.raises(ClientError):
@@ -120,27 +124,25 @@ def test_bad_protobuf_and_gzip_are_refused() -> None:
 
 
 def rows(count: int, trace: int, size: int = 3) -> list[SpanRow]:
-    return read_spans(
-        request(count, trace.to_bytes(16, "big"), size).SerializeToString(), as_json=False
-    )
+    return read_protobuf(request(count, trace.to_bytes(16, "big"), size).SerializeToString())
 
 
 async def test_spans_are_found_by_trace_and_by_request(store: SpanStore) -> None:
-    assert store.offer(read_spans(request(3).SerializeToString(), as_json=False))
-    assert store.offer(read_spans(request(3).SerializeToString(), as_json=False))
+    assert store.offer(read_protobuf(request(3).SerializeToString()))
+    assert store.offer(read_protobuf(request(3).SerializeToString()))
     await until(lambda: len(store.trace(TRACE.hex())) == 3)
     found = store.trace("req-1")
     assert [span["name"] for span in found] == ["span-0", "span-1", "span-2"]
     assert found[0]["attributes"]["count"] == 7 and found[0]["events"][0]["name"] == "joined"
     assert found[0]["service"] == "baton-decode" and found[0]["worker"] == "decode-0"
     assert store.trace("") == [] and store.trace("nobody") == []
-    (listed,) = store.recent(10)
+    (listed,) = store.search(Search())
     assert (listed["root"], listed["request"], listed["spans"]) == ("span-0", "req-1", 3)
+    assert listed["workers"] == ["decode-0"]
 
 
 async def test_the_store_stays_below_its_size(tmp_path: Path) -> None:
-    clock = SystemClock()
-    store = SpanStore(str(tmp_path / "t.sqlite"), 2_000_000, 3600.0, clock, lambda *_: None)
+    store = store_at(tmp_path / "t.sqlite", 2_000_000)
     store.start()
     for trace in range(1, 41):
         assert store.offer(rows(50, trace, 3000))
@@ -154,25 +156,26 @@ async def test_the_store_stays_below_its_size(tmp_path: Path) -> None:
 
 
 async def test_old_traces_go(tmp_path: Path) -> None:
-    store = SpanStore(str(tmp_path / "t.sqlite"), 1 << 30, -1.0, SystemClock(), lambda *_: None)
+    store = store_at(tmp_path / "t.sqlite", max_age_s=-1.0)
     store.start()
     assert store.offer(rows(1, 1))
     await until(lambda: store._waiting == 0)
-    assert store.recent(10) == []
+    assert store.search(Search()) == []
     store.close()
 
 
 def test_a_full_queue_takes_nothing(tmp_path: Path) -> None:
-    store = SpanStore(str(tmp_path / "t.sqlite"), 1 << 30, 9.0, SystemClock(), lambda *_: None)
+    store = store_at(tmp_path / "t.sqlite")
     batch = rows(1, 1) * 30_000
     assert store.offer(batch) and not store.offer(batch)
 
 
 def test_a_store_that_cannot_be_opened_is_a_startup_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"this is no database" * 100)
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+    (tmp_path / "file").write_bytes(b"this is no folder")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "below", tmp_path / "folder"):
         with pytest.raises(StartupError):
-            SpanStore(str(path), 1, 1.0, SystemClock(), lambda *_: None).start()
+            store_at(path).start()
 
 
 async def post_traces(gateway: Rig, body: bytes, **headers: str) -> tuple[int, bytes]:
@@ -222,5 +225,5 @@ def test_ids_in_json_are_hex_not_base64() -> None:
             {"scopeSpans": [{"spans": [{"traceId": TRACE.hex(), "spanId": "01" * 8, "name": "a"}]}]}
         ]
     }
-    (row,) = read_spans(orjson.dumps(document), as_json=True)
+    (row,) = read_json(orjson.dumps(document))
     assert row.trace_id == TRACE.hex() != base64.b64encode(TRACE).decode()

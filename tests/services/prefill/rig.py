@@ -218,7 +218,8 @@ class Rig:
         except EngineError as error:
             self.send(on.StepFailed(work.step, error.message))
         else:
-            self.send(on.StepEnded(work.step, result.tokens, result.seconds))
+            ended = on.StepEnded(work.step, result.tokens, result.seconds, result.logprobs)
+            self.send(ended)
 
     def acknowledge(self) -> None:
         ready = self.unanswered.pop(0).ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,10 +73,28 @@ def test_a_long_job_does_not_stop_what_came_before_it() -> None:
 
 def test_the_work_left_is_what_the_cost_model_says() -> None:
     cost = CostModel(0.5, 0.01, 0.001, 0.0, 0.0)
-    assert prefill_seconds(cost, 0, 64, 16) == 0.0
-    assert prefill_seconds(cost, 20, 10, 16) == 2 * 0.5 + 0.2 + 0.001 * (30**2 - 10**2)
+    assert prefill_seconds(cost, [(0, 64)], 16) == 0.0
+    alone_s = 0.2 + 0.001 * (30**2 - 10**2)
+    assert prefill_seconds(cost, [(20, 10)], 16) == pytest.approx(2 * 0.5 + alone_s)
+    shared_s = prefill_seconds(cost, [(20, 10), (6, 0), (6, 0)], 16)
+    assert shared_s == pytest.approx(2 * 0.5 + alone_s + 2 * (0.06 + 0.001 * 6**2))
     rig = Rig(limits=limits(cost=cost))
     rig.start(job("a", range(20)))
-    load = rig.machine.load()
-    assert load.work_left_s == prefill_seconds(cost, 20, 0, 16)
+    load = rig.machine.load(rig.clock.now())
+    whole_s = prefill_seconds(cost, [(20, 0)], 16)
+    assert load.work_left_s == pytest.approx(whole_s)
+    assert rig.machine.load(rig.clock.now() + 0.3).work_left_s == pytest.approx(whole_s - 0.3)
+    second_s = 0.5 + 0.04 + 0.001 * (20**2 - 16**2)
+    assert rig.machine.load(rig.clock.now() + 9.0).work_left_s == pytest.approx(second_s)
     assert (load.queued_tokens, load.running_sequences, load.pages_total) == (20, 1, 64)
+
+
+def test_blocks_that_several_wait_for_count_once_in_the_work_left() -> None:
+    cost = CostModel(0.5, 0.01, 0.0, 0.0, 0.0)
+    rig = Rig(pages=100, limits=limits(cost=cost, chunk_tokens=400))
+    for place, name in enumerate("abc"):
+        rig.start(job(name, (*range(64), *range(100 + 10 * place, 110 + 10 * place))))
+    one_s = 0.5 + 0.01 * 74
+    siblings_s = 0.5 + 0.01 * (2 * 10)
+    left_s = rig.machine.load(rig.clock.now()).work_left_s
+    assert left_s == pytest.approx(one_s + siblings_s)

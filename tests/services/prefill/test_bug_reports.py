@@ -175,12 +175,14 @@ def test_br_051_length_and_stop_hold_for_the_first_token(
 
 
 def test_br_051_ignore_eos_hands_the_token_over_unfinished() -> None:
-    rig = Rig()
-    order = job("a", LONG, stop=(expected_token(LONG),))
-    sampling = dataclasses.replace(order.sampling, ignore_eos=True)
-    rig.start(dataclasses.replace(order, sampling=sampling))
-    rig.settle()
-    assert rig.first_tokens()[RequestId("a")].finish is None
+    """The gateway leaves the model's end tokens out of what stops; the client's own stay."""
+    for stop, finish in (((), None), ((expected_token(LONG),), "stop")):
+        rig = Rig()
+        order = job("a", LONG, stop=stop)
+        sampling = dataclasses.replace(order.sampling, ignore_eos=True)
+        rig.start(dataclasses.replace(order, sampling=sampling))
+        rig.settle()
+        assert rig.first_tokens()[RequestId("a")].finish == finish
 
 
 def test_br_053_pages_under_a_slow_read_are_not_rewritten_by_new_load() -> None:
@@ -209,7 +211,7 @@ def test_br_056_overload_is_refused_at_the_door_and_the_queue_drains() -> None:
         answer = rig.start(job(f"r{i}", range(i, i + 20)))
         accepted += isinstance(answer, Accepted)
         assert isinstance(answer, Accepted) or answer.code == Code.QUEUE_FULL  # type: ignore[union-attr]
-        assert rig.machine.load().queued_requests <= 8
+        assert rig.machine.load(rig.clock.now()).queued_requests <= 8
         if i % 3 == 0 and rig.engine_work:
             rig.turn_engine()
         for name in set(rig.first_tokens()) - {"done"}:

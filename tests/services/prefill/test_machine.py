@@ -13,6 +13,7 @@ from services.prefill.core.actions import (
     RunStep,
     SendPages,
 )
+from services.prefill.core.events import JobArrived, PeerLost
 from shared.errors import Code
 from shared.ids import Epoch, RequestId, WorkerId
 from shared.wire.requests import (
@@ -21,6 +22,7 @@ from shared.wire.requests import (
     Ended,
     Refused,
 )
+from shared.wire.workers import WorkerLost
 from tests.services.prefill.rig import (
     BLOCK,
     LONG,
@@ -258,3 +260,21 @@ def test_a_job_for_another_incarnation_is_refused_and_ends_nothing() -> None:
     assert rig.start(dataclasses.replace(job("b", LONG), epoch=Epoch(3))) == Accepted(
         WorkerId("prefill-0"), Epoch(3)
     )
+
+
+@pytest.mark.parametrize("late", [4, None])
+def test_a_job_of_an_older_gateway_is_refused(late: int | None) -> None:
+    """Spoken late, or before that gateway had an epoch: nobody would read its pages."""
+    rig = Rig()
+
+    def arrive(request: str, epoch: int | None) -> object:
+        order = job(request, LONG)
+        return rig.ask(lambda call: JobArrived(call, order, "t", "p", "", epoch))
+
+    assert isinstance(arrive("a", 5), Accepted)
+    assert code_of(arrive("b", late)) == Code.STALE
+    assert rig.machine.counters["fenced_epoch"] == 1
+    lost = WorkerLost(job("a", LONG).gateway, "gateway", Epoch(6), Epoch(1), "replaced")
+    rig.send(PeerLost(lost))
+    assert code_of(arrive("c", 6)) == Code.STALE
+    assert isinstance(arrive("d", 7), Accepted)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from services.prefill.core import events as on
 from services.prefill.core.actions import (
+    Offer,
     ReleasePool,
     SendPages,
     Traced,
 )
 from shared.errors import Code
-from shared.ids import RequestId
+from shared.ids import Epoch, RequestId, WorkerId
 from shared.kv.hashing import block_hashes
 from shared.wire.requests import (
     ResendTokens,
     TokenEntry,
+    WorkerRef,
 )
 from tests.services.prefill.rig import (
     IDENTITY,
@@ -222,3 +225,26 @@ def test_facts_for_the_trace_cover_the_job() -> None:
     assert names.count("prefill.seal") == 3
     assert {"prefill.job", "prefill.queue", "prefill.first_token"} <= set(names)
     assert all(fact.start_s <= fact.end_s for fact in facts)
+
+
+def test_a_planned_copy_asks_whom_placement_chose_and_for_no_more_than_that() -> None:
+    other = WorkerRef(WorkerId("kvpool-1"), Epoch(4), "plane-other")
+    rig = _filled_pool()
+    order = replace(job("b", LONG, pool=POOL), fetch_from=other, fetch_until=6)
+    rig.start(order)
+    (asked,) = rig.lookups
+    assert asked.pool == other
+    assert asked.lookup.blocks == block_hashes(replace(IDENTITY, namespace="tenant"), LONG)[:6]
+    rig.settle()
+    entry = rig.first_tokens()[RequestId("b")]
+    assert (entry.token_ids, entry.cached_tokens) == ((expected_token(LONG),), 24)
+    assert [offer for offer in rig.seen(Offer) if offer.pool == other] == [], "kept at its own pool"
+
+
+@pytest.mark.parametrize("until", [-7, 0])
+def test_a_copy_of_nothing_is_not_asked_for(until: int) -> None:
+    rig = _filled_pool()
+    rig.start(replace(job("b", LONG, pool=POOL), fetch_from=POOL, fetch_until=until))
+    assert not rig.lookups
+    rig.settle()
+    assert rig.first_tokens()[RequestId("b")].cached_tokens == 0

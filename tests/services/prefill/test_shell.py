@@ -108,7 +108,7 @@ async def test_a_damaged_pool_page_is_counted_and_computed() -> None:
 
 
 async def test_a_pool_read_that_never_settles_costs_pages_but_no_token() -> None:
-    async with running(kv_pages=40, fetch_timeout_s=0.05) as stage:
+    async with running(kv_pages=40, fetch_timeout_s=1.0) as stage:
         await stage.start("a", LONG, pool=POOL_REF)
         await stage.until(lambda: len(stage.kept) == 10)
         await stage.release("a")

@@ -6,7 +6,7 @@ import random
 
 from services.scheduler.core.events import Answer
 from services.scheduler.core.machine import SchedulerMachine, SchedulerSettings
-from services.scheduler.core.placement import PlacementSettings
+from services.scheduler.core.placement.settings import PlacementSettings
 from services.scheduler.core.recovery import RETRIES, RetrySettings
 from shared.ids import Attempt, BlockHash, Epoch, RequestId, WorkerId
 from shared.wire.requests import Placement, PlaceRequest, Refused, WorkerRef

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,14 @@ CONFIG = SchedulerConfig(
 )
 
 
-async def lead(broker: MemoryBroker, tasks: asyncio.TaskGroup, folder: Path) -> SchedulerApp:
-    scope = scope_on(broker, tasks, "scheduler", CONFIG, folder)
-    app = SchedulerApp(scope, CONFIG)
+async def lead(
+    broker: MemoryBroker,
+    tasks: asyncio.TaskGroup,
+    folder: Path,
+    config: SchedulerConfig = CONFIG,
+) -> SchedulerApp:
+    scope = scope_on(broker, tasks, "scheduler", config, folder)
+    app = SchedulerApp(scope, config)
     await start(app, scope)
     return app
 
@@ -129,22 +135,44 @@ async def test_a_gap_is_repaired_from_the_worker_itself(tmp_path: Path) -> None:
         await until(lambda: app.accounting()["index_blocks"] == 3)
 
 
+class Listening:
+    """A gateway that hears who is lost, and a worker that has beaten once."""
+
+    def __init__(self, broker: MemoryBroker, app: SchedulerApp) -> None:
+        self.worker = MemoryBus(broker, "decode-0", "decode")
+        self._gateway = MemoryBus(broker, "gateway-0", "gateway")
+        self._app = app
+        self._heard: list[Message] = []
+
+    async def begin(self) -> None:
+        await self._gateway.subscribe(subjects.LOST, self._lost)
+        subject = subjects.heartbeat("decode", WorkerId("decode-0"))
+        await self.worker.publish(subject, beat("decode-0"), Headers())
+        await until(lambda: bool(self._app.accounting()["workers"]))
+
+    async def cause(self) -> str:
+        """Why that worker was declared lost."""
+        await until(lambda: bool(self._heard))
+        (message,) = self._heard
+        assert isinstance(message, WorkerLost) and message.worker == "decode-0"
+        return message.cause
+
+    async def _lost(self, delivery: Delivery) -> None:
+        self._heard.append(delivery.message)
+
+
 async def test_a_silent_worker_is_announced(tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with running() as tasks:
-        app = await lead(broker, tasks, tmp_path)
-        gateway = MemoryBus(broker, "gateway-0", "gateway")
-        heard: list[Message] = []
+        stage = Listening(broker, await lead(broker, tasks, tmp_path))
+        await stage.begin()
+        assert await stage.cause() == "silent"
 
-        async def lost(delivery: Delivery) -> None:
-            heard.append(delivery.message)
 
-        await gateway.subscribe(subjects.LOST, lost)
-        worker = MemoryBus(broker, "decode-0", "decode")
-        subject = subjects.heartbeat("decode", WorkerId("decode-0"))
-        await worker.publish(subject, beat("decode-0"), Headers())
-        await until(lambda: bool(app.accounting()["workers"]))
-        await until(lambda: bool(heard))
-        (message,) = heard
-        assert isinstance(message, WorkerLost)
-        assert (message.worker, message.cause) == ("decode-0", "silent")
+async def test_a_worker_that_loses_power_is_announced_before_its_silence(tmp_path: Path) -> None:
+    broker, patient = MemoryBroker(), dataclasses.replace(CONFIG, lost_after_s=600.0)
+    async with running() as tasks:
+        stage = Listening(broker, await lead(broker, tasks, tmp_path, patient))
+        await stage.begin()
+        stage.worker.vanish()
+        assert await stage.cause() == "disconnected"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+
+import pytest
 
 from services.scheduler.core.events import (
     AskSnapshot,
@@ -32,10 +35,21 @@ def test_a_pair_is_placed_with_reasons() -> None:
     assert placement.prefill is not None and placement.prefill.worker == "prefill-0"
     assert placement.kvpool is not None and placement.kvpool.worker == "kvpool-0"
     (candidate,) = placement.candidates
-    assert candidate.terms.keys() == {"wait_s", "prefill_s", "exposed_s", "slowdown_s"}
+    assert candidate.terms.keys() == {
+        *("wait_s", "prefill_s", "exposed_s", "slowdown_s"),
+        *("later_s", "evict_s", "link_s", "spill_s", "queue_s"),
+    }
+    assert placement.policy == "baton" and candidate.lost == ""
     assert abs(candidate.score_s - sum(candidate.terms.values())) < 1e-5
     assert placement.estimated_ttft_s > 0.1
     assert "least score" in core.story(RequestId("r1"))
+
+
+@pytest.mark.parametrize("priority", [-(10**18), -101, 101, 10**18])
+def test_a_forged_priority_is_placed_like_the_nearest_one(priority: int) -> None:
+    core = cluster_of("prefill-0", "decode-0")
+    forged = placed(core, replace(ask(), priority=priority), 0.5)
+    assert forged.decode.worker == "decode-0"
 
 
 def test_the_worker_with_the_prefix_wins_while_it_is_not_busy() -> None:
@@ -165,6 +179,19 @@ def test_failed_incarnations_are_avoided_until_they_beat_again() -> None:
     assert isinstance(answer(lone, ask(attempt=2, excluded=(bad,)), 0.2), Refused)
     lone.handle(beat("decode-0", sequence=2), 0.3)
     assert placed(lone, ask(attempt=2, excluded=(bad,)), 0.4).decode.worker == "decode-0"
+
+
+def test_a_doubt_of_all_workers_is_waited_for_and_no_outage() -> None:
+    core = cluster_of("decode-0")
+    bad = placed(core, ask(), 0.0).decode
+    core.handle(PlacementEnded(RequestId("r1"), Attempt(1), "failed", (bad,)), 0.1)
+    reply = answer(core, ask("r2"), 0.2)
+    assert isinstance(reply, Refused) and (reply.code, reply.retry_after_s) == ("loading", 0.5)
+    assert core.servable() == (ask().model_digest,)
+    core.handle(beat("decode-0", sequence=2), 0.3)
+    assert placed(core, ask("r2"), 0.4).decode == bad
+    core.handle(beat("decode-0", sequence=3, state="draining"), 0.5)
+    assert core.servable() == ()
 
 
 def test_draining_full_and_foreign_workers_get_nothing() -> None:

@@ -133,14 +133,6 @@ def test_predictions_count_until_they_expire_and_never_as_facts() -> None:
     prefixes.check()
 
 
-def test_memory_of_predictions_is_bounded() -> None:
-    prefixes = index()
-    for start in range(0, 80_000, 1000):
-        prefixes.predict(W, names(*range(start, start + 1000)), 0.0)
-    assert prefixes.depths(names(0), 1.0) == {}
-    assert prefixes.depths(names(79_999), 1.0) == {W: 1}
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_any_loss_duplication_and_reordering_ends_equal(seed: int, length: int) -> None:
@@ -174,6 +166,6 @@ def test_any_loss_duplication_and_reordering_ends_equal(seed: int, length: int) 
 def test_check_notices_a_planted_fault() -> None:
     prefixes = index()
     prefixes.apply(stored(1, 1))
-    prefixes._holders.clear()
+    prefixes._table._young.clear()
     with pytest.raises(AssertionError):
         prefixes.check()

@@ -58,7 +58,7 @@ def test_eight_streams_of_a_killed_worker_are_all_placed_again() -> None:
     for name in ("prefill-0", "decode-0", "decode-1"):
         core.handle(beat(name), 0.0)
     for number in range(8):
-        placed(core, ask(f"r{number}"), 0.1)
+        placed(core, ask(f"r{number}", tokens=10), 0.1)
     for number in range(8):
         again = ask(f"r{number}", attempt=2, failures=1, excluded=(ref("decode-0"),))
         assert placed(core, again, 3.0).decode.worker == "decode-1"
@@ -71,7 +71,7 @@ def test_a_storm_of_retries_is_held_to_its_share() -> None:
     for name in ("prefill-0", "decode-0"):
         core.handle(beat(name, pages_free=10**6, pages_total=10**6), 0.0)
     for number in range(1000):
-        placed(core, ask(f"r{number}"), 0.1)
+        placed(core, ask(f"r{number}", tokens=10), 0.1)
     granted, refused, now = 0, [], 0.2
     while now < 9.0:
         for number in range(0, 1000, 7):

@@ -29,8 +29,16 @@ def test_it_listens_on_loopback_and_asks_everybody_for_a_password() -> None:
     assert config["listen"] == "127.0.0.1:4222"
     assert config["http"] == "127.0.0.1:8222"
     assert "no_auth_user" not in json.dumps(config)
-    assert {user["user"] for user in config["authorization"]["users"]} == set(GRANTS)
-    assert all(user["password"] for user in config["authorization"]["users"])
+    users = config["accounts"]["BATON"]["users"]
+    assert {user["user"] for user in users} == set(GRANTS)
+    assert all(user["password"] for user in users)
+
+
+def test_nobody_logs_in_to_the_account_of_the_server_itself() -> None:
+    config = _rendered()
+    system = config["accounts"][config["system_account"]]
+    assert "users" not in system
+    assert system["exports"] == [{"stream": "$SYS.ACCOUNT.BATON.DISCONNECT", "accounts": ["BATON"]}]
 
 
 def test_long_prompts_fit_and_epochs_are_synced() -> None:
@@ -56,9 +64,9 @@ def test_permissions_are_the_grants_and_the_own_inbox(role: str) -> None:
         assert extra == []
 
 
-def test_only_roles_that_are_asked_may_answer() -> None:
-    answering = {role for role in GRANTS if "allow_responses" in permissions(role)}
-    assert answering == {"scheduler", "prefill", "decode", "kvpool"}
+def test_every_role_is_asked_something_and_answers_once() -> None:
+    for role in GRANTS:
+        assert permissions(role)["allow_responses"] == {"max": 1, "expires": "10m"}
 
 
 def test_files_are_private_and_ports_are_loopback(nats_server: NatsServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
@@ -91,8 +92,8 @@ class TinyGguf:
         writer.add_eos_token_id(257)
         writer.add_chat_template("{{ messages[0]['content'] }}")
         for key, value in self.extra.items():
-            adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-            adders[type(value)](key, value)
+            adders: dict[type, Any] = {int: writer.add_uint32, float: writer.add_float32}
+            adders.get(type(value), writer.add_string)(key, value)
 
     def _tensor(self, writer: GGUFWriter, name: str, values: NDArray[np.float32]) -> None:
         kind = name.rpartition(".")[2]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shared.checkpoint import open_checkpoint
+from shared.checkpoint.rope_scaling import RopeScaling
 from shared.checkpoint.safetensors_file import read_table, read_tensor
-from shared.checkpoint.spec import RopeScaling
 from shared.errors import CheckpointError
 
 from .files import TinyGguf, random_weights, tiny_spec, write_folder
@@ -82,7 +82,7 @@ def test_bfloat16_and_float16_are_widened(tmp_path: Path) -> None:
         ({"rms_norm_eps": 0}, "rms_eps"),
         ({"intermediate_size": 97}, "shape"),
         ({"eos_token_id": 9_999}, "9999"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope scaling 'su'"),
         ({"tie_word_embeddings": False}, "lm_head"),
     ],
 )

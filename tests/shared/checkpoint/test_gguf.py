@@ -70,7 +70,7 @@ def test_digest_follows_content_not_name(tiny: Path, tmp_path: Path) -> None:
         ({"pre": "klingon"}, "pre-tokenizer 'klingon'"),
         ({"extra": {"llama.expert_count": 8}}, "mixture-of-experts"),
         ({"extra": {"llama.rope.dimension_count": 8}}, "partial rotary"),
-        ({"extra": {"llama.rope.scaling.type": "yarn"}}, "rope scaling 'yarn'"),
+        ({"extra": {"llama.rope.scaling.type": "su"}}, "rope scaling 'su'"),
         ({"extra": {"split.count": 3}}, "split GGUF"),
     ],
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from shared.clock import SystemClock
 from shared.dataplane.link_parts import LinkSettings
 from shared.dataplane.nixl import NixlPlane
 from shared.dataplane.plane import Plane
@@ -19,9 +18,9 @@ from tests.shared.dataplane.pages import ArrayPages, TicketGuard
 async def serve(transport: str, pages: int, page_bytes: int, port: int) -> None:
     plane: Plane
     if transport == "nixl":
-        plane = NixlPlane(LinkSettings(port=port), SystemClock())
+        plane = NixlPlane(LinkSettings(port=port))
     else:
-        plane = UcxPlane(UcxSettings(transport=transport, port=port), SystemClock())
+        plane = UcxPlane(UcxSettings(transport=transport, port=port))
     plane.register(ArrayPages(pages, page_bytes).stamp(), TicketGuard())
     await plane.start()
     print(plane.address, flush=True)

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shared.dataplane.flow import Budget, Portion, Turns, portions
+from shared.dataplane.flow import Budget, Portion, Turns, portions, room
 from shared.dataplane.plane import PageRead
 from shared.dataplane.runs import coalesce
 from shared.ids import Generation, PageId
@@ -37,19 +37,20 @@ def test_portions_hold_every_page_once(
     pairs: list[tuple[int, int]], most_pages: int, most_bytes: int
 ) -> None:
     reads = [PageRead(PageId(s), Generation(s + 7), PageId(t)) for s, t in pairs]
-    cut = portions(coalesce(reads), PAGE, most_bytes, most_pages)
-    room = max(1, min(most_pages, most_bytes // PAGE))
+    most = room(PAGE, most_bytes, most_pages)
+    assert most == max(1, min(most_pages, most_bytes // PAGE))
+    cut = portions(coalesce(reads), PAGE, most)
     found = []
     for part in cut:
         pages = sum(run.pages for run in part.runs)
-        assert 0 < pages <= room
+        assert 0 < pages <= most
         assert part.size_bytes == pages * PAGE
         for run in part.runs:
             assert run.pages > 0
             for offset, generation in enumerate(run.generations):
                 found.append((run.source + offset, generation, run.target + offset))
     assert sorted(found) == sorted((s, s + 7, t) for s, t in pairs)
-    assert len(cut) == -(-len(pairs) // room)
+    assert len(cut) == -(-len(pairs) // most)
 
 
 def test_tickets_take_turns() -> None:
@@ -141,3 +142,18 @@ def test_credit_is_conserved() -> None:
             mine = [part.size_bytes for owner, part in flying if owner is link]
             assert (link.flying, link.flying_bytes) == (len(mine), sum(mine))
             assert len(mine) <= 4 and (sum(mine) <= 8 * PAGE or len(mine) == 1)
+
+
+def test_what_may_go_at_once_never_overtakes_what_waits() -> None:
+    line = turns(Budget(100 * PAGE), window_bytes=2 * PAGE)
+    assert line.enter(portion())
+    assert (line.flying, line.flying_bytes) == (1, PAGE)
+    assert not line.enter(portion(2 * PAGE))  # no credit
+    line.add("ticket", "first", [portion(2 * PAGE)])
+    assert not line.enter(portion())  # credit, but someone waits
+    assert line.next() is None
+    line.ended(portion())
+    assert line.next() == ("first", portion(2 * PAGE))
+    line.ended(portion(2 * PAGE))
+    assert line.enter(portion(9 * PAGE))  # alone it may be larger than the window
+    assert not line.enter(portion())

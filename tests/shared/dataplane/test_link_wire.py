@@ -19,7 +19,13 @@ ASK = wire.Ask(
     ticket="ticket",
     runs=(wire.PageRun(3, (1, 2, 3)), wire.PageRun(900, (2**64 - 1,))),
 )
-PARSERS = (wire.parse_hello, wire.parse_ask, wire.parse_welcome, wire.parse_verdict)
+PARSERS = (
+    wire.parse_hello,
+    wire.parse_ask,
+    wire.parse_asks,
+    wire.parse_welcome,
+    wire.parse_verdict,
+)
 
 
 def test_round_trips() -> None:
@@ -32,8 +38,6 @@ def test_round_trips() -> None:
     assert (welcome.slots, welcome.address) == (16, b"a worker address")
     verdict = wire.Verdict(2**32 - 1, wire.Answer.PAGE_SIZE)
     assert wire.parse_verdict(verdict.encode()) == verdict
-    yes = wire.frame(wire.Kind.VERDICT, wire.Verdict(2**32 - 1, wire.Answer.ACCEPTED).encode())
-    assert wire.accepted(2**32 - 1) == yes
     framed = wire.frame(wire.Kind.ASK, b"12345")
     assert wire.parse_header(framed[: wire.HEADER_BYTES]) == (wire.Kind.ASK, 5)
     assert wire.parse_frame(framed + bytes(9)) == (wire.Kind.ASK, b"12345")
@@ -48,6 +52,15 @@ def test_any_ask_round_trips(ticket: str, generations: list[list[int]], number: 
     runs = tuple(wire.PageRun(index, tuple(run)) for index, run in enumerate(generations))
     ask = wire.Ask(number, wire.TAG_STEP, 64, 1, ticket, runs)
     assert wire.parse_ask(ask.encode()) == ask
+
+
+def test_asks_of_one_message_come_apart_again() -> None:
+    asks = [ASK._replace(number=number, ticket="t" * number) for number in range(wire.MAX_ASKS)]
+    body = b"".join(ask.encode() for ask in asks)
+    assert wire.parse_asks(body) == asks
+    for broken in (b"", body + b"\0", body[:-1], body + ASK.encode()):
+        with pytest.raises(wire.FrameError):
+            wire.parse_asks(broken)
 
 
 @given(data=some.binary(max_size=300))

@@ -151,7 +151,7 @@ async def test_the_same_seed_gives_the_same_weather() -> None:
         found = []
         for _ in range(40):
             try:
-                await reader.plane.read("memory:owner", TICKET, EIGHT, 0.002)
+                await reader.plane.read("memory:owner", TICKET, EIGHT, 0.02)
                 found.append("read")
             except TransferError as error:
                 found.append(f"{error.code} {error.settled} {reader.landed(EIGHT)}")

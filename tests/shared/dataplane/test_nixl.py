@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import pytest
 
-from shared.clock import SystemClock
 from shared.dataplane import link_wire as wire
 from shared.dataplane import nixl_owner, nixl_wire
 from shared.dataplane.link_address import parse_address
@@ -78,7 +77,7 @@ class Pair:
     async def end(self, settle_s: float = 0.05) -> End:
         observer = CountingObserver()
         settings = LinkSettings(settle_s=settle_s)
-        plane = NixlPlane(settings, SystemClock(), observer, self._mover)
+        plane = NixlPlane(settings, observer, self._mover)
         end = End(plane, ArrayPages(PAGES, PAGE), observer)
         plane.register(end.pages, end.guard)
         await plane.start()

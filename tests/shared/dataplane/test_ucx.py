@@ -12,11 +12,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shared.clock import SystemClock
 from shared.dataplane import link_wire as wire
 from shared.dataplane.link_address import PlaneAddress, parse_address
 from shared.dataplane.observer import Cause
 from shared.dataplane.ucx import UcxPlane, UcxSettings
+from shared.dataplane.ucx_channel import Channel
+from shared.dataplane.ucx_exchange import Exchange
 from shared.dataplane.ucx_library import label, network_device
 from shared.errors import Code, StartupError, TransferError
 from shared.ids import Generation, PageId
@@ -209,27 +210,35 @@ async def test_a_hundred_open_and_close_cycles_leave_nothing(world: UcxWorld) ->
     assert all(after <= before + 2 for before, after in pairwise(descriptors)), descriptors
 
 
-async def test_a_broken_memory_of_ours_fails_the_read_only(world: UcxWorld) -> None:
+@pytest.mark.parametrize("side", ["owner", "reader"])
+async def test_a_broken_memory_of_ours_fails_the_read_only(
+    world: UcxWorld, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
     owner, reader = await owner_and_reader(world)
     await reader.plane.read(owner.plane.address, TICKET, reads([(0, 0)]), LONG_S)
+    posting = Channel.posting
 
-    def broken(first: int, count: int) -> None:
-        raise RuntimeError("no such pages")
+    def broken(channel: Channel) -> Exchange:
+        if channel.region.address == ours:
+            raise RuntimeError("no such pages")
+        return posting(channel)
 
-    owner.pages.run = broken  # type: ignore[method-assign, assignment]
-    with pytest.raises(TransferError) as failure:
-        await reader.plane.read(owner.plane.address, TICKET, reads([(1, 1)]), LONG_S)
+    ours = {"owner": owner.pages, "reader": reader.pages}[side].array.ctypes.data
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "posting", broken)
+        with pytest.raises(TransferError) as failure:
+            two_runs = reads([(1, 1), (3, 2)])
+            await reader.plane.read(owner.plane.address, TICKET, two_runs, LONG_S)
     assert failure.value.settled
-    del owner.pages.run
     await reader.plane.read(owner.plane.address, TICKET, reads([(2, 2)]), LONG_S)
-    assert owner.observer.failures[Cause.INTERNAL] >= 1
+    assert sum(end.observer.failures[Cause.INTERNAL] for end in (owner, reader)) >= 1
 
 
 async def test_it_does_not_start_without_what_it_needs() -> None:
     with pytest.raises(StartupError):
-        UcxPlane(UcxSettings(transport="carrier pigeon"), SystemClock())
+        UcxPlane(UcxSettings(transport="carrier pigeon"))
     with pytest.raises(StartupError):
-        await UcxPlane(UcxSettings(), SystemClock()).start()
+        await UcxPlane(UcxSettings()).start()
     world = UcxWorld("tcp")
     taken = parse_address((await world.end()).plane.address).port
     for settings in (
@@ -237,7 +246,7 @@ async def test_it_does_not_start_without_what_it_needs() -> None:
         UcxSettings(host="203.0.113.9"),
         UcxSettings(host="0.0.0.0"),
     ):
-        plane = UcxPlane(settings, SystemClock())
+        plane = UcxPlane(settings)
         plane.register(ArrayPages(1, 64), TicketGuard())
         with pytest.raises(StartupError):
             await plane.start()

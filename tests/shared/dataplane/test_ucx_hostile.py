@@ -13,13 +13,16 @@ from shared.dataplane import ucx_owner
 from shared.dataplane.link_address import PlaneAddress, parse_address
 from shared.dataplane.link_stream import FrameStream
 from shared.dataplane.observer import Cause
+from shared.dataplane.region import Region
+from shared.dataplane.runs import Run
 from shared.dataplane.ucx import UcxSettings
-from shared.dataplane.ucx_channel import Batch, Channel
+from shared.dataplane.ucx_channel import Channel
 from shared.dataplane.ucx_library import UcxLibrary
 from shared.dataplane.ucx_owner import SLOTS
 from shared.dataplane.ucx_pump import Pump
 from shared.errors import Code, TransferError
-from tests.shared.dataplane.pages import PAGES, TICKET, reads, until
+from shared.ids import Generation, PageId
+from tests.shared.dataplane.pages import CANARY, PAGES, TICKET, ArrayPages, reads, until
 from tests.shared.dataplane.worlds import End, UcxWorld, owner_and_reader
 
 LONG_S = 20.0
@@ -48,15 +51,27 @@ def key_of(end: End) -> str:
     return parse_address(end.plane.address).key
 
 
+class Heard:
+    """Implements Sink: what an operation ended with."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.end: asyncio.Future[int] = loop.create_future()
+
+    def told(self, _: object, outcome: int) -> None:
+        self.end.set_result(outcome)
+
+
 class Insider:
     """A peer that knows the key and opens a real link, but says what it likes over it."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_bytes: int = 4096) -> None:
         self.pump = Pump()
         library = UcxLibrary("127.0.0.1", cuda=False, shared_only=False)
-        self.channel = Channel(library, wire.Lane.TCP, self.pump)
-        self.verdict = bytearray(64)
-        self.page = np.full(4096, 0xEE, np.uint8)
+        self.pages = ArrayPages(PAGES, page_bytes)
+        self.pages.array[:] = CANARY
+        region = Region(self.pages)
+        self.channel = Channel(library, wire.Lane.TCP, self.pump, region, lambda: None)
 
     async def join(self, end: End) -> None:
         self.stream, self.writer = await dial(end)
@@ -66,24 +81,17 @@ class Insider:
         welcome = wire.parse_welcome(await frames.expect(wire.Kind.WELCOME))
         assert welcome.proven(key_of(end))
         assert welcome.slots == SLOTS
-        self.channel.connect(welcome.address)
+        self.channel.connect(welcome.address, wire.TAG_STEP)
 
     def say(self, data: bytes) -> None:
-        sent = Batch(lambda good: None)
-        self.channel.send(data, wire.ASK_TAG, sent)
-        sent.seal()
+        self.channel.posting().say(wire.ASK_TAG, data)
 
-    async def ask(self, body: bytes) -> wire.Answer:
-        """The verdict on an ask about one page."""
-        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        answer = Batch(heard.set_result)
-        self.channel.receive(self.verdict, wire.TAG_STEP, answer)
-        self.channel.receive(self.page, wire.TAG_STEP + 1, answer)
-        answer.seal()
-        self.say(wire.frame(wire.Kind.ASK, body))
-        async with asyncio.timeout(10):
-            assert await heard
-        return wire.parse_verdict(wire.parse_frame(bytes(self.verdict))[1]).answer
+    def ask(self, ticket: str = TICKET, first: int = 1, generation: int = 2) -> Heard:
+        """Ask for a page into our page 0; the asks of one turn go in one message."""
+        heard = Heard()
+        run = Run(PageId(first), PageId(0), (Generation(generation),))
+        self.channel.posting().ask((run,), ticket, 1000, heard.told, None)
+        return heard
 
     def leave(self) -> None:
         self.channel.fence()
@@ -173,21 +181,25 @@ async def test_frames_out_of_order_end_the_connection(world: UcxWorld) -> None:
 async def test_an_insider_gets_what_its_ticket_grants(world: UcxWorld) -> None:
     owner = await world.end()
     owner.pages.stamp()
-    insider = Insider()
-    await insider.join(owner)
-    for body, answer, cause in (
-        (ask("no such ticket"), wire.Answer.REFUSED, Cause.REFUSED),
-        (ask(generation=99), wire.Answer.REFUSED, Cause.REFUSED),
-        (ask(first=PAGES), wire.Answer.OUT_OF_RANGE, Cause.OUT_OF_RANGE),
-        (ask(page_bytes=1), wire.Answer.PAGE_SIZE, Cause.PAGE_SIZE),
+    insider, other = Insider(), Insider(page_bytes=2048)
+    for peer in (insider, other):
+        await peer.join(owner)
+    for heard, answer, cause in (
+        (insider.ask("no such ticket"), wire.Answer.REFUSED, Cause.REFUSED),
+        (insider.ask(generation=99), wire.Answer.REFUSED, Cause.REFUSED),
+        (insider.ask(first=PAGES), wire.Answer.OUT_OF_RANGE, Cause.OUT_OF_RANGE),
+        (other.ask(), wire.Answer.PAGE_SIZE, Cause.PAGE_SIZE),
     ):
-        before = owner.observer.turned[cause]
-        assert await insider.ask(body) is answer
-        assert owner.observer.turned[cause] == before + 1
-        assert (insider.page == 0xEE).all()
+        async with asyncio.timeout(10):
+            assert await heard.end == answer
+        assert owner.observer.turned[cause] > 0
+    assert sum(owner.observer.turned.values()) == 4
+    assert insider.pages.untouched(range(PAGES))
     assert owner.guard.opened == 0
-    assert await insider.ask(ask()) is wire.Answer.ACCEPTED
-    assert np.array_equal(insider.page, owner.pages.array[1])
+    async with asyncio.timeout(10):
+        assert await insider.ask().end == wire.Answer.ACCEPTED
+    assert np.array_equal(insider.pages.array[0], owner.pages.array[1])
+    other.leave()
     insider.leave()
 
 
@@ -199,6 +211,7 @@ async def test_an_insider_gets_what_its_ticket_grants(world: UcxWorld) -> None:
         wire.frame(wire.Kind.WELCOME, b"x" * 40),
         wire.frame(wire.Kind.ASK, ask()[:-1]),
         wire.frame(wire.Kind.ASK, ask() + b"\0"),
+        wire.frame(wire.Kind.ASK, ask() * (wire.MAX_ASKS + 1)),
         b"\x02\xff\xff\xff\xff",
         bytes(2 * wire.MAX_FRAME_BYTES),
     ],
@@ -229,6 +242,35 @@ async def test_an_insider_that_asks_without_end_is_held_to_its_slots(world: UcxW
     assert len(owner.guard.open) == SLOTS == owner.guard.opened
     insider.leave()
     await until(lambda: not owner.guard.open)
+
+
+async def test_many_asks_in_one_message_wait_for_their_turn(world: UcxWorld) -> None:
+    """Reads open at one time are bounded however asks are packed."""
+    owner = await world.end(1 << 20)
+    insider = Insider()
+    await insider.join(owner)
+    many = ask(page_bytes=1 << 20) * wire.MAX_ASKS
+    for _ in range(3):
+        insider.say(wire.frame(wire.Kind.ASK, many))
+    await until(lambda: owner.guard.opened == SLOTS)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(owner.guard.open) == SLOTS == owner.guard.opened
+    insider.leave()
+    await until(lambda: not owner.guard.open)
+
+
+async def test_asks_of_one_message_are_judged_one_by_one(world: UcxWorld) -> None:
+    owner = await world.end()
+    owner.pages.stamp()
+    insider = Insider()
+    await insider.join(owner)
+    heard = [insider.ask(), insider.ask("no such ticket")]
+    async with asyncio.timeout(10):
+        found = [await one.end for one in heard]
+    assert found == [wire.Answer.ACCEPTED, wire.Answer.REFUSED]
+    assert (owner.guard.opened, owner.guard.open) == (1, set())
+    insider.leave()
 
 
 async def test_a_connection_that_says_nothing_is_dropped(

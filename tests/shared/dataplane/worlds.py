@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from shared.clock import SystemClock
 from shared.dataplane.memory import MemoryFabric
 from shared.dataplane.nixl import NixlPlane
 from shared.dataplane.plane import Plane
@@ -105,12 +104,12 @@ class MemoryOwner:
 class UcxWorld:
     """Also NIXL's, which differs in the plane alone."""
 
-    def __init__(self, transport: str, settle_s: float = 0.3) -> None:
+    def __init__(self, transport: str, settle_s: float = 0.3, compiled: bool = True) -> None:
         self.transport = transport
         self.settings = (
             UcxSettings(settle_s=settle_s)
             if transport == "nixl"
-            else UcxSettings(transport=transport, settle_s=settle_s)
+            else UcxSettings(transport=transport, settle_s=settle_s, compiled=compiled)
         )
         self.ends: list[End] = []
         self.owners: list[ChildOwner] = []
@@ -138,8 +137,8 @@ class UcxWorld:
 
     def _plane(self, observer: CountingObserver) -> Plane:
         if self.transport == "nixl":
-            return NixlPlane(self.settings, SystemClock(), observer)
-        return UcxPlane(self.settings, SystemClock(), observer)
+            return NixlPlane(self.settings, observer)
+        return UcxPlane(self.settings, observer)
 
 
 class ChildOwner:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from shared.checkpoint import Checkpoint, open_checkpoint
-from shared.engine.batch import Engine
-from shared.engine.building import build_engine
+from shared.engine.batch import Draw, Engine, StepItem
+from shared.engine.building import EngineOptions, build_engine
+from shared.engine.runner import TorchEngine
 from tests.golden.cases import SUBSET, GoldenCase, load
 
 from ..checkpoint.files import tiny_spec, write_folder
@@ -49,6 +50,32 @@ def test_half_precision_runs_and_pages_match_their_checksums(
     for page in pages[:3]:
         view = device.memory.run(page, 1)
         assert view.__cuda_array_interface__["shape"] == (device.memory.page_bytes,)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recorded_decode_steps_give_the_same_tokens(checkpoint: Checkpoint, dtype: str) -> None:
+    """One sequence alone, then three of different lengths padded to a batch of four."""
+    plain = build_engine(checkpoint, "cuda", dtype, PAGES, BLOCK, "torch")
+    recorded = build_engine(
+        checkpoint, "cuda", dtype, PAGES, BLOCK, "torch", EngineOptions(graph_sequences=4)
+    )
+    assert isinstance(recorded, TorchEngine) and recorded.record_graphs(4) == 3
+    assert run(recorded, PROMPT, 12) == run(plain, PROMPT, 12)
+    drawn = []
+    for engine in (plain, recorded):
+        places = scattered(PAGES, 3 * 16, 4)
+        tokens, lengths, tables = [], [200, 31, 17], []
+        for number, length in enumerate(lengths):
+            tables.append(places[16 * number : 16 * number + 16])
+            tokens.append(prefill(engine, PROMPT[:length], tables[-1]))
+        for step in range(8):
+            items = [
+                StepItem((token,), length + step, own, Draw(0.0, 1.0, 0, step))
+                for token, length, own in zip(tokens, lengths, tables, strict=True)
+            ]
+            tokens = [token for token in engine.step(items).tokens if token is not None]
+            drawn.append(tokens)
+    assert drawn[:8] == drawn[8:]
 
 
 @pytest.mark.model

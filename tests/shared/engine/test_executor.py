@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -12,10 +12,11 @@ from shared.checkpoint import open_checkpoint
 from shared.checkpoint.geometry import page_layout
 from shared.clock import ManualClock
 from shared.engine.batch import Draw, StepItem, StepResult
-from shared.engine.executor import Executor
+from shared.engine.executor import Executor, stall_bound_s
 from shared.engine.hashchain import HashchainEngine
 from shared.errors import EngineError
 from shared.ids import PageId
+from shared.wire.workers import CostModel
 
 from .sequences import BLOCK, table
 
@@ -37,6 +38,16 @@ class GatedEngine(HashchainEngine):
         if not self.gate.wait(10):
             raise EngineError("the test never opened the gate")
         return super().step(items)
+
+
+def _hung(gate: threading.Event, done: threading.Event) -> Callable[..., StepResult]:
+    """A step that begins once the gate is open and ends when it is told to."""
+
+    def step(items: Sequence[StepItem]) -> StepResult:
+        assert gate.wait(10) and done.wait(10)
+        return StepResult((None,), 0.0)
+
+    return step
 
 
 @pytest.fixture
@@ -77,6 +88,37 @@ async def test_the_loop_is_free_during_a_step_and_its_age_shows(engine: GatedEng
         await step
     assert executor.tick_age_s == 0.0
     executor.close()
+
+
+async def test_the_age_counts_from_the_last_progress(engine: GatedEngine) -> None:
+    """A thread that never begins a call is as stuck as one that never ends it."""
+    clock = ManualClock()
+    executor = Executor(engine, clock)
+    first = asyncio.create_task(executor.step([ITEM]), name="first")
+    assert await asyncio.to_thread(engine.entered.wait, 10)
+    clock.advance(3.0)
+    engine.step = _hung(engine.gate, done := threading.Event())  # type: ignore[method-assign]
+    second = asyncio.create_task(executor.step([ITEM]), name="second")
+    await asyncio.sleep(0)
+    assert executor.tick_age_s == 3.0
+    clock.advance(2.0)
+    engine.gate.set()
+    async with asyncio.timeout(10):
+        await first
+    assert executor.tick_age_s == 0.0
+    clock.advance(4.0)
+    assert executor.tick_age_s == 4.0
+    done.set()
+    async with asyncio.timeout(10):
+        await second
+    assert executor.tick_age_s == 0.0
+    executor.close()
+
+
+def test_a_call_hangs_later_where_steps_are_long() -> None:
+    cost = CostModel(0.1, 0.01, 0.0, 0.1, 0.0)
+    assert stall_bound_s(cost, 90, 8192, 30.0) == 30.0
+    assert stall_bound_s(cost, 590, 8192, 30.0) == pytest.approx(60.0)
 
 
 async def test_cancelled_step_ends_before_the_caller_hears_of_it(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.checkpoint import open_checkpoint
-from shared.engine.batch import Draw, StepItem
+from shared.engine.batch import Draw, Penalties, StepItem
 from shared.engine.building import build_engine
 from shared.engine.hashchain import POISONED, HashchainEngine
 from shared.errors import EngineError, StartupError
@@ -145,6 +148,16 @@ def test_mixed_step_equals_single_steps() -> None:
         StepItem((1,), 8_192, table(*[0] * 600), None),
         StepItem((1,), 0, table(0), Draw(-1.0, 1.0, 0, 0)),
         StepItem((1,), 0, table(0), Draw(1.0, 0.0, 0, 0)),
+        StepItem((1,), 0, table(0), Draw(1.0, 1.0, 0, 0, top_k=-1)),
+        StepItem((1,), 0, table(0), Draw(1.0, 1.0, 0, 0, min_p=1.1)),
+        StepItem((1,), 0, table(0), Draw(1.0, 1.0, 0, 0, logprobs=21)),
+        StepItem((1,), 0, table(0), Draw(1.0, 1.0, 0, 0, bias_ids=(1,))),
+        StepItem((1,), 0, table(0), Draw(1.0, 1.0, 0, 0, bias_ids=(512,), biases=(1.0,))),
+        StepItem((1,), 0, table(0), Draw(1.0, 1.0, 0, 0, bias_ids=(1,), biases=(math.nan,))),
+        StepItem((1,), 0, table(0), Draw(1.0, 1.0, 0, 0, banned=(-1,))),
+        StepItem((1,), 0, table(0), Draw(0.0, 1.0, 0, 0, penalties=Penalties(1, 0, 0, b"a", 0))),
+        StepItem((1,), 0, table(0), Draw(0.0, 1.0, 0, 0, penalties=Penalties(0, 0, 0, b"", 0))),
+        StepItem((1,), 0, table(0), Draw(0.0, 1.0, 0, 0, penalties=Penalties(1, 0, 0, b"", 1))),
     ],
 )
 def test_items_out_of_bounds_are_refused(item: StepItem) -> None:
@@ -153,6 +166,50 @@ def test_items_out_of_bounds_are_refused(item: StepItem) -> None:
     with pytest.raises(EngineError, match="step item 1"):
         one.step([StepItem((1,), 0, table(1), None), item])
     assert one.checksums([PageId(0), PageId(1)]) == before * 2
+
+
+def test_everything_that_shapes_a_draw_changes_the_token() -> None:
+    """Else a history that is rebuilt wrongly, or a lost parameter, would go unseen."""
+    one, base = engine(), Draw(0.8, 1.0, 5, 0)
+    changes: list[dict[str, object]] = [
+        {},
+        {"position": 1},
+        {"seed": 6},
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"bias_ids": (50,), "biases": (1.0,)},
+        {"bias_ids": (50,), "biases": (2.0,)},
+        *(
+            {"penalties": Penalties(*strengths, struct.pack("<2i", *tokens), prompt)}
+            for strengths in ((1.1, 0.0, 0.0), (1.0, 0.5, 0.0), (1.0, 0.0, 0.5))
+            for tokens in ((7, 8), (8, 7))
+            for prompt in (1, 2)
+        ),
+    ]
+    draws = [replace(base, **change) for change in changes]  # type: ignore[arg-type]
+    lines = [
+        [replace(draw, position=draw.position + at) for at in range(0, 40, 2)] for draw in draws
+    ]
+    found = [
+        tuple(
+            one.step([StepItem((9,), 0, table(at), draw)]).tokens[0] for at, draw in enumerate(line)
+        )
+        for line in lines
+    ]
+    assert len(set(found)) == len(changes)
+
+
+def test_bans_and_great_biases_are_kept() -> None:
+    one = engine()
+    banned = tuple(range(32, 100))
+    draws = [Draw(0.8, 1.0, 5, at, banned=banned, logprobs=2) for at in range(50)]
+    for draw in draws:
+        result = one.step([StepItem((9,), 0, table(0), draw), StepItem((9,), 0, table(1), None)])
+        (token, _), (told, nothing) = result.tokens, result.logprobs
+        assert token is not None and token >= 100
+        assert told is not None and told.top_ids[0] == token and nothing is None
+    only = Draw(0.8, 1.0, 5, 0, bias_ids=(77,), biases=(100.0,))
+    assert one.step([StepItem((9,), 0, table(0), only)]).tokens == (77,)
 
 
 def test_memory_is_contiguous_and_bounded() -> None:

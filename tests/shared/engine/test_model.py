@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,44 +9,15 @@ import pytest
 import torch
 
 from shared.checkpoint import Checkpoint, open_checkpoint
-from shared.checkpoint.geometry import page_layout
-from shared.engine.attention import plan_attention
 from shared.engine.batch import Draw, StepItem
-from shared.engine.host_attention import Workspace
-from shared.engine.host_pages import HostPages
-from shared.engine.model import LlamaModel, project, step_inputs
-from shared.engine.paged_kv import DTYPES, PagedKv
-from shared.engine.weights import load_weights
+from shared.engine.operations import project
 
 from ..checkpoint.files import TinyGguf, tiny_spec, write_folder
+from .model_bench import PAGES, bench
 from .reference_model import last_logits
-from .sequences import BLOCK, chunks, pages_for, scattered
+from .sequences import chunks, pages_for, scattered
 
-PAGES = 64
 ONE = Draw(0.0, 1.0, 0, 0)
-
-
-@dataclass
-class Bench:
-    """A model with pages full of NaN: reading anything unwritten shows."""
-
-    checkpoint: Checkpoint
-    model: LlamaModel
-    kv: PagedKv
-    workspace: Workspace
-
-    def logits(self, items: Sequence[StepItem]) -> torch.Tensor:
-        with torch.inference_mode():
-            plan = plan_attention(self.kv, items, self.checkpoint.spec.heads, self.workspace)
-            return self.model.forward(step_inputs(self.kv, items), plan)
-
-
-def bench(checkpoint: Checkpoint, dtype: str = "float32") -> Bench:
-    layout = page_layout(checkpoint, dtype, BLOCK)
-    kv = PagedKv(torch.from_numpy(HostPages(PAGES, layout.page_bytes).bytes), layout)
-    kv.cells.fill_(float("nan"))
-    weights = load_weights(checkpoint, torch.device("cpu"), DTYPES[dtype])
-    return Bench(checkpoint, LlamaModel(checkpoint.spec, weights, kv), kv, Workspace(kv.dtype))
 
 
 def folder(path: Path, **changes: object) -> Checkpoint:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import torch
 
-from shared.engine.batch import Draw
+from shared.engine.batch import Draw, Penalties
 from shared.engine.chance import uniform
 from shared.engine.sampler import sample
 from shared.errors import EngineError
@@ -84,3 +86,25 @@ def test_uniform_is_fixed_for_all_time_and_in_range() -> None:
     assert abs(sum(values) / 1_000 - 0.5) < 0.03
     assert uniform(7, 3) == uniform(7 + (1 << 64), 3)
     assert uniform(7, 3) == 0.6179570071226089
+
+
+def test_one_likeliest_token_is_greedy_and_equals_go_by_id() -> None:
+    rows = torch.tensor([[1.0, 3.0, 3.0, 3.0, 2.0]])
+    ones = [Draw(2.0, 1.0, 9, at, top_k=1) for at in range(20)]
+    assert sample(rows.expand(20, -1), ones) == [1] * 20
+    twos = [Draw(2.0, 1.0, 9, at, top_k=2) for at in range(60)]
+    assert set(sample(rows.expand(60, -1), twos)) == {1, 2}
+    every = [Draw(2.0, 1.0, 9, at, min_p=1.0) for at in range(60)]
+    assert set(sample(rows.expand(60, -1), every)) == {1, 2, 3}
+
+
+def test_everything_banned_is_refused() -> None:
+    with pytest.raises(EngineError):
+        sample(torch.zeros(1, 3), [Draw(0.0, 1.0, 0, 0, banned=(0, 1, 2))])
+
+
+def test_a_history_outside_the_vocabulary_is_refused() -> None:
+    for token in (-1, 5):
+        seen = Penalties(1.5, 0.0, 0.0, struct.pack("<i", token), 1)
+        with pytest.raises(EngineError):
+            sample(LOGITS[None], [Draw(0.0, 1.0, 0, 0, penalties=seen)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import torch
 
 from shared.checkpoint import Checkpoint, open_checkpoint
-from shared.engine.batch import Draw, Engine, StepItem
+from shared.engine.batch import Draw, Engine, Penalties, StepItem
 from shared.engine.building import build_engine
 from shared.engine.profile import measure_costs
 from shared.errors import EngineError, StartupError
@@ -51,6 +53,31 @@ def test_handed_over_pages_go_on_alike(
     assert decode(target, 120, first, ours, 8, sampling) == decode(
         source, 120, first, theirs, 8, sampling
     )
+
+
+def test_options_and_logprobs_in_a_batch_are_those_of_each_alone(checkpoint: Checkpoint) -> None:
+    one, pages = engine(checkpoint), scattered(PAGES, pages_for(130))
+    prefill(one, PROMPT, pages)
+    seen = Penalties(1.3, 0.5, 0.2, struct.pack("<120i", *PROMPT), 100)
+    draws = [
+        Draw(0.0, 1.0, 3, 1, logprobs=4),
+        Draw(0.9, 0.9, 3, 1, top_k=50, min_p=0.01, penalties=seen, logprobs=0),
+        Draw(0.9, 1.0, 4, 1, bias_ids=(9,), biases=(100.0,)),
+        Draw(0.0, 1.0, 3, 1, banned=(PROMPT[-1],), penalties=seen),
+    ]
+    items = [StepItem((PROMPT[-1],), 119, pages, draw) for draw in draws]
+    filling = StepItem(tuple(PROMPT[:20]), 0, scattered(PAGES, 2, 7), None)
+    together = one.step([*items, filling])
+    assert together.tokens[2] == 9 and together.tokens[4] is None
+    assert [told is None for told in together.logprobs] == [False, False, True, True, True]
+    first = together.logprobs[0]
+    assert first is not None and first.top_ids[0] == together.tokens[0]
+    exact = torch.from_numpy(last_logits(checkpoint, PROMPT)).double().log_softmax(-1)
+    for told, token in zip(together.logprobs[:2], together.tokens, strict=False):
+        assert told is not None and token is not None
+        assert abs(told.logprob - float(exact[token])) < 1e-3
+    for item, token in zip(items, together.tokens, strict=False):
+        assert one.step([item]).tokens == (token,)
 
 
 def test_identity(checkpoint: Checkpoint) -> None:

@@ -37,3 +37,13 @@ def test_digest_is_pinned() -> None:
 def test_impossible_layouts_are_refused(change: dict[str, int | str]) -> None:
     with pytest.raises(ValueError, match="page layout"):
         dataclasses.replace(SMALL, **change)  # type: ignore[arg-type]
+
+
+def test_a_shard_is_an_equal_range_of_the_heads() -> None:
+    whole = PageLayout(layers=2, kv_heads=6, head_dim=64, block_tokens=16, dtype="float32")
+    part = whole.shard(3)
+    assert (part.kv_heads, 3 * part.page_bytes) == (2, whole.page_bytes)
+    assert whole.shard(1) == whole
+    for parts in (4, 12, 0):
+        with pytest.raises(ValueError, match="6 KV heads"):
+            whole.shard(parts)

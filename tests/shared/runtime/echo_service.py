@@ -13,7 +13,9 @@ from shared.runtime.service import App, Scope, launch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EchoSettings(ProcessSettings):
     mode: str = setting(
-        "idle", "how it behaves", choices=("idle", "busy", "endless", "crash", "refuse", "leave")
+        "idle",
+        "how it behaves",
+        choices=("idle", "busy", "endless", "crash", "refuse", "leave", "stuck", "turn"),
     )
 
 
@@ -32,6 +34,12 @@ class Echo:
                 raise StartupError("the model file is missing:\n set --model-path")
             case "leave":
                 return
+            case "turn":
+                scope.turning.begin("decode")
+                await self._drained.wait()
+            case "stuck":
+                scope.liveness.watch("engine", lambda: 2.5, 2.0)
+                await self._drained.wait()
             case _:
                 await self._drained.wait()
 

@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 
 from shared.bus.server import NatsServer
+from shared.runtime.turning import EXIT_TURNED
 from tests.contracts.wires import until
 
 ROOT = Path(__file__).parents[3]
@@ -121,6 +122,17 @@ async def test_a_second_signal_ends_it_fast(nats_server: NatsServer, tmp_path: P
     assert json.loads(lines[-1])["event"] == "service.interrupted"
 
 
+async def test_a_worker_that_turns_drains_and_says_so_by_its_exit_status(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with _started(nats_server, tmp_path, "--mode", "turn") as running:
+        code, lines = await running.end()
+    assert code == EXIT_TURNED
+    events = [json.loads(line) for line in lines]
+    assert [event["event"] for event in events][-2:] == ["service.draining", "service.stopped"]
+    assert events[-1]["turning"] == "decode"
+
+
 async def test_the_drain_deadline_holds(nats_server: NatsServer, tmp_path: Path) -> None:
     async with _started(nats_server, tmp_path, "--mode=endless", "--drain-s=0.3") as running:
         await running.says("ready")
@@ -148,6 +160,20 @@ async def test_a_service_that_cannot_start_says_one_line_and_exits_2(
         code, lines = await running.end()
     assert code == 2
     assert lines[-1] == "gateway: the model file is missing: set --model-path"
+
+
+async def test_a_stuck_process_says_so_and_ends_itself(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Whoever watches it sees the end of a process, whether it looks at probes or not."""
+    async with _started(nats_server, tmp_path, "--mode", "stuck") as running:
+        await running.says("stuck")
+        status, reason = await running.get("/livez")
+        code, lines = await running.end()
+    assert (status, code) == (503, 3)
+    assert reason == "stuck: engine without progress for 2.5 s (bound 2 s)\n"
+    last = json.loads(lines[-1])
+    assert (last["event"], last["level"]) == ("service.stuck", "error")
 
 
 async def test_an_app_that_is_done_ends_its_process(

@@ -12,7 +12,7 @@ def test_what_is_counted_is_rendered() -> None:
     metrics.counter("baton_requests_total", "Requests.", ("route",)).labels("colocated").inc(3)
     metrics.gauge("baton_pages", "Pages.", ("state",)).labels("free").set(7)
     metrics.histogram("baton_ttft_seconds", "TTFT.", buckets=TOKEN_BUCKETS_S).observe(0.2)
-    text = metrics.render().decode()
+    text = metrics.render()[0].decode()
     assert 'baton_requests_total{route="colocated"} 3.0' in text
     assert 'baton_pages{state="free"} 7.0' in text
     assert 'baton_ttft_seconds_bucket{le="2.5"} 1.0' in text

@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 from aiohttp import web
+from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -16,10 +18,11 @@ from opentelemetry.trace import StatusCode
 from shared.clock import ManualClock, SystemClock
 from shared.config import STANDARD_OTLP
 from shared.errors import Code, RefusedError
-from shared.telemetry import span_queue
+from shared.telemetry import otlp_http, span_queue
 from shared.telemetry import trace as module
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.trace import Tracer, trace_id
+from tests.builders import until
 
 PARENT = f"00-{'a1' * 16}-{'b2' * 8}-01"
 
@@ -111,18 +114,32 @@ class Collector:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.types: set[str] = set()
         self.hang = asyncio.Event()
         self.hang.set()
         self.url = ""
+        self.refusals = 0
+        """Batches to answer with 503."""
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
         await self.hang.wait()
-        batch = ExportTraceServiceRequest.FromString(body)
-        for resource in batch.resource_spans:
-            for scope in resource.scope_spans:
-                self.names += [span.name for span in scope.spans]
+        if self.refusals:
+            self.refusals -= 1
+            return web.Response(status=503)
+        self.types.add(request.content_type)
+        self.names += _names(body, request.content_type == "application/json")
         return web.Response(body=b"", content_type="application/x-protobuf")
+
+
+def _names(body: bytes, as_json: bool) -> list[str]:
+    batch = ExportTraceServiceRequest()
+    if as_json:
+        ParseDict(orjson.loads(body), batch)
+    else:
+        batch.ParseFromString(body)
+    scopes = [scope for resource in batch.resource_spans for scope in resource.scope_spans]
+    return [span.name for scope in scopes for span in scope.spans]
 
 
 @pytest.fixture
@@ -139,12 +156,22 @@ async def collector() -> AsyncIterator[Collector]:
     await runner.cleanup()
 
 
-async def test_spans_reach_a_collector_as_otlp_protobuf(collector: Collector) -> None:
+async def test_spans_reach_a_collector_as_otlp_json(collector: Collector) -> None:
     tracer = Tracer("gateway", "gateway-0", SystemClock(), collector.url, Metrics())
     for index in range(700):
         tracer.record(f"span-{index}", PARENT, 1.0, 2.0)
     await tracer.close()
     assert sorted(collector.names) == sorted(f"span-{index}" for index in range(700))
+
+
+async def test_what_has_ended_can_be_sent_at_once(collector: Collector) -> None:
+    tracer = Tracer("gateway", "g", SystemClock(), collector.url, Metrics())
+    await tracer.flush()
+    for index in range(3):
+        tracer.record(f"span-{index}", PARENT, 1.0, 2.0)
+    await tracer.flush()
+    assert sorted(collector.names) == ["span-0", "span-1", "span-2"]
+    await tracer.close()
 
 
 async def test_the_standard_variables_are_read_when_asked_for(
@@ -155,7 +182,42 @@ async def test_the_standard_variables_are_read_when_asked_for(
     tracer = Tracer("gateway", "gateway-0", SystemClock(), STANDARD_OTLP, Metrics())
     tracer.start("chat").end()
     await tracer.close()
-    assert collector.names == ["chat"]
+    assert collector.names == ["chat"] and collector.types == {"application/x-protobuf"}
+
+
+async def test_spans_may_go_to_both_and_a_slow_one_holds_up_no_other(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.3)
+    slow = Collector()
+    slow.hang.clear()
+    site = web.Application()
+    site.router.add_post("/v1/traces", slow.handle)
+    runner = web.AppRunner(site, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", base)
+    tracer = Tracer("gateway", "g", SystemClock(), f"{STANDARD_OTLP},{collector.url}", Metrics())
+    tracer.start("chat").end()
+    await until(lambda: collector.names == ["chat"])
+    assert slow.names == []
+    slow.hang.set()
+    await tracer.close()
+    await runner.cleanup()
+
+
+async def test_a_collector_that_is_busy_is_asked_again(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp_http, "_PAUSES_S", (0.01, 0.01))
+    collector.refusals = 2
+    metrics = Metrics()
+    tracer = Tracer("gateway", "g", SystemClock(), collector.url, metrics)
+    tracer.start("chat").end()
+    await until(lambda: collector.names == ["chat"])
+    await tracer.close()
+    assert metrics.value("baton_spans_dropped_total", reason="export_failed") == 0
 
 
 async def test_a_missing_collector_costs_nothing_but_counted_spans(

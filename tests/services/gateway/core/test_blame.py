@@ -36,10 +36,23 @@ def signature(prompt: tuple[int, ...]) -> str:
 def test_prefill_is_computing_until_the_first_token() -> None:
     core = started()
     core.died(PREFILL, "prefill")
+    core.failed(DECODE, "worker_lost")
     assert died(core) == (PREFILL,) == report(core).failed
     core = started()
     core.died(DECODE, "decode")
     assert report(core).failed == (DECODE,) and died(core) == (), "it only waited for pages"
+
+
+def test_decode_that_went_on_for_a_dead_prefill_worker_was_computing_too() -> None:
+    core = started()
+    core.died(PREFILL, "prefill")
+    core.died(DECODE, "decode")
+    assert died(core) == (PREFILL, DECODE) == report(core).failed
+    core = started()
+    core.died(PREFILL, "prefill")
+    core.chunk(0, 5)
+    core.died(DECODE, "decode")
+    assert died(core) == (DECODE,), "it got past the place where prefill died"
 
 
 def test_decode_is_computing_from_the_first_token_on() -> None:
@@ -85,6 +98,7 @@ def test_silence_of_a_computing_worker_is_a_death() -> None:
     core.wait(1.5)
     assert {ask.role for ask in core.got(act.AskResend)} == {Role.PREFILL, Role.DECODE}
     core.unsent(Role.PREFILL, Silence.NO_RESPONDER)
+    core.failed(DECODE, "worker_lost")
     assert died(core) == (PREFILL,)
 
 

@@ -182,6 +182,28 @@ def test_nobody_there_means_nothing_is_held() -> None:
     assert core.machine.open_cancels == 0 and not core.machine.busy
 
 
+def test_the_scheduler_hears_how_long_the_first_token_took() -> None:
+    core = Core()
+    core.open()
+    core.now += 3.0
+    core.run()
+    core.now += 0.5
+    core.chunk(0, 5, ref=PREFILL)
+    core.now += 4.0
+    core.chunk(1, 6, finish="stop")
+    (report,) = core.got(act.ReportEnd)
+    assert report.message.ttft_s == pytest.approx(0.5)
+
+
+def test_a_declared_death_leaves_no_cancel_to_wait_for() -> None:
+    """Even where the server still takes the dead for a listener, and each question costs time."""
+    core = started()
+    core.died(DECODE, "decode")
+    assert [cancel.worker for cancel in core.got(act.Cancel)] == [PREFILL.worker]
+    core.feed(ev.CancelAnswered(R, Attempt(1), PREFILL.worker))
+    assert core.machine.open_cancels == 0
+
+
 # -- admission and manners -----------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.gateway.core.ordering import MAX_PENDING, TokenOrder
 from shared.ids import Attempt
+from shared.wire.sampling import TokenLogprobs
 
 
 def order(limit: int = 100, attempt: int = 1) -> TokenOrder:
@@ -100,3 +101,21 @@ def test_check_tells_a_broken_stream() -> None:
     stream._emitted += [1, 2]
     with pytest.raises(AssertionError, match="more tokens"):
         stream.check()
+
+
+def test_tokens_bring_their_logprobs_where_the_stream_has_them() -> None:
+    order = TokenOrder(9, told=True)
+    order.begin(Attempt(1))
+    told = tuple(TokenLogprobs(-0.5 * at) for at in range(6))
+    assert order.take(Attempt(1), 0, (5, 6), None).dropped == "malformed"
+    assert order.take(Attempt(1), 0, (5, 6), None, told[:1]).dropped == "malformed"
+    assert order.take(Attempt(1), 3, (8,), None, told[3:4]).token_ids == ()
+    assert order.take(Attempt(1), 0, (5, 6), None, told[:2]).logprobs == told[:2]
+    taken = order.take(Attempt(1), 1, (6, 7), None, told[1:3])
+    assert (taken.token_ids, taken.logprobs) == ((7, 8), told[2:4])
+    end = order.take(Attempt(1), 4, (9,), "stop", told[4:5])
+    assert (end.finish, end.logprobs) == ("stop", told[4:5])
+    order.check()
+    silent = TokenOrder(9)
+    silent.begin(Attempt(1))
+    assert silent.take(Attempt(1), 0, (5,), None, told[:1]).logprobs == ()

@@ -61,10 +61,35 @@ def test_three_failed_attempts_are_enough() -> None:
     assert fail.code is Code.ATTEMPTS_EXHAUSTED and core.machine.open_requests == 0
 
 
-def test_prefill_lost_before_its_token_is_an_attempt() -> None:
+def test_workers_that_leave_hand_over_and_have_not_failed() -> None:
+    core = started()
+    for attempt in range(1, 6):
+        core.failed(DECODE, "draining", attempt)
+        assert core.machine.open_requests == 1
+        (place,) = core.got(act.Place)
+        assert place.message.attempt == attempt + 1 and place.message.failures == 0
+        core.run(attempt + 1)
+    core.failed(DECODE, "internal", 6)
+    assert core.got(act.Place)[0].message.failures == 1
+
+
+def test_prefill_lost_before_its_token_is_an_attempt_where_decode_cannot_go_on() -> None:
+    core = started()
+    assert core.died(PREFILL, "prefill") == []
+    core.failed(DECODE, "worker_lost")
+    assert places(core)[0].message.excluded == (PREFILL,)
+
+
+def test_decode_that_computes_a_long_rest_is_given_the_time_it_needs() -> None:
     core = started()
     core.died(PREFILL, "prefill")
-    assert places(core)[0].message.excluded == (PREFILL,)
+    for _ in range(8):
+        core.wait(1)
+        for ask in core.got(act.AskResend):
+            core.resent(ask.role, TokenEntry(R, Attempt(1), 0, (), None))
+    assert places(core) == []
+    core.wait(4)
+    assert places(core)[0].message.attempt == 2
 
 
 def test_prefill_lost_after_its_token_waits_for_decode() -> None:

@@ -1,0 +1,215 @@
+"""Known prices come back from the rows and spans that they cause; wrong files are named."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from loadgen import records
+from loadgen.__main__ import parser
+from loadgen.calibration import costs as costs_file
+from loadgen.calibration.costs import Costs
+from loadgen.calibration.learn import learn
+from loadgen.calibration.least import fit
+from loadgen.calibration.replayed import Compared, compare, design, workload
+from loadgen.calibration.run_folder import RunError, Served, read_rows, read_spans, write_spans
+from loadgen.sim.fleet.design import DesignError
+from loadgen.sim.fleet.figures import Slo
+from loadgen.sim.fleet.fleet import Fleet
+
+_COSTS = Costs(
+    name="known",
+    step_s=0.02,
+    token_s=0.001,
+    pair_s=1e-7,
+    decode_step_s=0.01,
+    decode_token_s=2e-6,
+    decode_sequence_s=0.002,
+    setup_s=0.002,
+    bytes_per_s=1e8,
+    front_s=0.006,
+    kv_token_bytes=1_000,
+    kv_tokens=50_000,
+)
+
+
+def _span(name: str, length_s: float, **told: object) -> dict[str, Any]:
+    attributes = {f"baton.{key.replace('__', '.')}": value for key, value in told.items()}
+    return {
+        "trace_id": "",
+        "name": name,
+        "service": "prefill" if name.startswith("prefill") else "decode",
+        "start_ns": 10**18,
+        "end_ns": 10**18 + round(length_s * 1e9),
+        "attributes": attributes,
+    }
+
+
+def _life(
+    number: int, at_s: float, prompt: int, output: int
+) -> tuple[Served, list[dict[str, Any]]]:
+    """A request alone on its worker, as the known costs have it."""
+    price = _COSTS.price()
+    chunk_s = price.mixed_s(prompt, prompt**2, 0, 0)
+    size = prompt * _COSTS.kv_token_bytes
+    pull_s = _COSTS.setup_s + size / _COSTS.bytes_per_s
+    first_s = at_s + _COSTS.front_s + chunk_s
+    step_s = price.decode_s(1, round(prompt + output / 2))
+    served = Served(
+        number=number,
+        group=number % 2,
+        intended_s=at_s,
+        first_s=first_s,
+        last_s=first_s + step_s * (output - 1),
+        prompt_tokens=prompt,
+        cached_tokens=0,
+        output_tokens=output,
+        trace_id=f"t{number}",
+    )
+    spans = [
+        _span("prefill.queue", 0.0),
+        _span("prefill.chunk", chunk_s, chunk__tokens=prompt, chunk__start=0),
+        _span("transfer.pull", pull_s, transfer__bytes_raw=size, transfer__pages=prompt // 16),
+    ]
+    return served, [span | {"trace_id": served.trace_id} for span in spans]
+
+
+_LIVES = [_life(n, 10.0 * n, 64 * (1 + n % 7), 8 + n % 5) for n in range(30)]
+_ROWS = tuple(served for served, _ in _LIVES)
+_TRACES = [spans for _, spans in _LIVES]
+
+
+def test_least_squares_find_a_plane_and_never_go_below_zero() -> None:
+    rows = [(1.0, float(x), float(x * x)) for x in range(1, 9)]
+    assert fit(rows, [3 + 2 * x + 0.5 * x2 for _, x, x2 in rows]) == pytest.approx((3, 2, 0.5))
+    falling = fit([(1.0, float(x)) for x in range(1, 6)], [6.0 - x for x in range(1, 6)])
+    assert falling[1] == 0.0 < falling[0]
+    assert fit([(1.0, 0.0), (1.0, 0.0)], [2.0, 2.0]) == pytest.approx((2.0, 0.0))
+    with pytest.raises(ValueError, match="nothing to fit"):
+        fit([], [])
+
+
+def test_known_prices_come_back() -> None:
+    learnt = learn("known", _ROWS, _TRACES, kv_tokens=50_000)
+    found = learnt.costs
+    assert found.token_s == pytest.approx(_COSTS.token_s, rel=0.02)
+    assert found.step_s == pytest.approx(_COSTS.step_s, rel=0.1)
+    assert found.bytes_per_s == pytest.approx(_COSTS.bytes_per_s, rel=0.01)
+    assert found.front_s == pytest.approx(_COSTS.front_s, rel=0.01)
+    assert found.kv_token_bytes == 1_000
+    alone = found.price().decode_s(1, 300)
+    assert alone == pytest.approx(_COSTS.price().decode_s(1, 300), rel=0.02)
+    assert learnt.observations == {"chunks": 30, "answers": 30, "pulls": 30, "ways": 30}
+    assert max(learnt.off.values()) < 0.01
+
+
+def test_a_run_is_simulated_as_its_costs_have_it() -> None:
+    figures = compare(design(_COSTS, 1, 1), _ROWS, 0.0, Slo(1.0, 0.1))
+    ttft, tpot, good = figures
+    assert ttft.error_percent == pytest.approx(0.0, abs=5)
+    assert tpot.error_percent == pytest.approx(0.0, abs=15)
+    assert good.error_percent == pytest.approx(0.0, abs=5)
+    assert Compared("x", 0.0, 0.0).error_percent == 0.0
+    assert Compared("x", 2.0, 3.0).error_percent == pytest.approx(50.0)
+
+
+def test_groups_share_their_part_of_the_prompts() -> None:
+    work = workload("shared", _ROWS, 0.5)
+    assert 0.3 < work.ideal_hit < 0.5
+    assert workload("own", _ROWS, 0.0).ideal_hit == 0.0
+
+
+def test_spans_and_costs_survive_their_files(tmp_path: Path) -> None:
+    write_spans(tmp_path, _TRACES)
+    assert [list(spans) for spans in read_spans(tmp_path)] == _TRACES
+    path = tmp_path / "costs.json"
+    costs_file.write(_COSTS, path)
+    assert costs_file.read(path) == _COSTS
+
+
+def _write_run(folder: Path) -> None:
+    rows = [
+        records.Row(
+            number=row.number,
+            group=row.group,
+            intended_s=row.intended_s,
+            trace_id=row.trace_id,
+            sent_s=row.intended_s,
+            first_s=row.first_s,
+            last_s=row.last_s,
+            prompt_tokens=row.prompt_tokens,
+            cached_tokens=0,
+            output_tokens=row.output_tokens,
+            outcome="ok",
+        )
+        for row in _ROWS
+    ]
+    records.write_csv(
+        [*rows, records.Row(99, 0, 1.0, "", outcome="refused")], folder / "requests.csv"
+    )
+    write_spans(folder, _TRACES)
+
+
+def _sim(*flags: str) -> int:
+    options = parser().parse_args(["sim", *flags])
+    return int(asyncio.run(options.call(options)))
+
+
+def test_calibrate_then_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_run(tmp_path)
+    assert _sim("calibrate", str(tmp_path)) == 0
+    line = orjson.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["bench"] == "sim-calibrate" and line["chunks"] == 30
+    costs = str(tmp_path / "costs.json")
+    assert _sim("run", "--costs", costs, "--count", "6", "--block-tokens", "16") == 0
+    assert '"bench":"sim-run"' in capsys.readouterr().out
+    assert _sim("run", "--costs", costs, "--prefill-tp", "2") == 2
+    assert "not TP 2" in capsys.readouterr().err
+
+
+def test_wrong_runs_name_file_line_and_field(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="No such file"):
+        read_rows(tmp_path)
+    _write_run(tmp_path)
+    path = tmp_path / "requests.csv"
+    text = path.read_text()
+    path.write_text(text.replace(",64,", ",many,", 1))
+    with pytest.raises(RunError, match=r"requests.csv, line 2: prompt_tokens is 'many'"):
+        read_rows(tmp_path)
+    (tmp_path / "spans.jsonl").write_text('{"spans": 3}\n')
+    with pytest.raises(RunError, match=r"spans.jsonl, line 1: spans must be a list"):
+        read_spans(tmp_path)
+    with pytest.raises(RunError, match="nothing tells what a prompt costs"):
+        learn("x", _ROWS, [[]], 100)
+    with pytest.raises(RunError, match="nothing tells what a decode step costs"):
+        learn("x", [replace(_ROWS[0], output_tokens=1)], _TRACES, 100)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"token_s": -1.0}, "token_s is -1.0"),
+        ({"token_s": None}, "token_s is None"),
+        ({"kv_tokens": 1.5}, "kv_tokens is 1.5"),
+        ({"bytes_per_s": 0}, "bytes_per_s is 0"),
+        ({"surprise": 1}, "surprise is unknown"),
+        ({"format": "x"}, "expected"),
+    ],
+)
+def test_wrong_costs_name_the_field(change: dict[str, object], text: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    costs_file.write(_COSTS, path)
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | change))
+    with pytest.raises(DesignError, match=text):
+        costs_file.read(path)
+
+
+def test_a_pool_too_small_for_a_request_says_so() -> None:
+    small = replace(_COSTS, kv_tokens=128)
+    with pytest.raises(DesignError, match="room for 128"):
+        Fleet(design(small, 1, 1), workload("live", _ROWS, 0.0))
