@@ -91,7 +91,7 @@ class SchedulerMachine:
         self.deciding.settled_at = settings.settled_at
         self.deciding.sequence = settings.leader_epoch * _SEQUENCE_SPAN
         self.deciding.leader_epoch = settings.leader_epoch
-        self.poison = PoisonLedger()
+        self.poison = PoisonLedger(settings.lost_after_s)
         self.retries = RetryBudget(settings.retries)
         self.balance = Balance(settings.balance, self.world)
 
@@ -108,6 +108,7 @@ class SchedulerMachine:
                 return self._ended(event, now)
             case Heartbeat():
                 self.balance.heard(event)
+                self.poison.heard(event.worker, event.epoch)
                 return self.roster.heard(event, now)
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
                 return self.roster.changed(event)

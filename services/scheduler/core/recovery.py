@@ -82,14 +82,19 @@ class Verdict(StrEnum):
     POISON = "poison"
 
 
+_Death = tuple[WorkerId, Epoch]
+
+
 @dataclass(slots=True)
 class _Suspect:
-    deaths: set[tuple[WorkerId, Epoch]] = field(default_factory=set)
+    deaths: set[_Death] = field(default_factory=set)
     died_s: float = 0.0
     accompanied: bool = False
     """Another signature shared two of its deaths: it is tried before it is judged."""
     kept_out: bool = False
     trial_until_s: float | None = None
+    convicted: bool = False
+    """It was tried alone, and a worker died."""
 
 
 class PoisonLedger:
@@ -106,10 +111,17 @@ class PoisonLedger:
       placed one at a time: who dies again is poison, who lives for `_TRIAL_S` is cleared.
     A death that poison explains counts against nobody else.
     So a lone poison meets two workers; one that always had the same company meets three.
+
+    Declared dead is not dead: a worker that is cut off again and again, or starved, is given up
+    though it lives. A death is *proven* when the worker's next incarnation beats, or when nothing
+    was heard for `proof_s`; nobody is judged by others earlier. A beat of the same incarnation
+    takes the death back, and with it what was judged by it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, proof_s: float) -> None:
+        self._proof_s = proof_s
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
+        self._unproven: set[_Death] = set()
 
     @property
     def kept_out(self) -> int:
@@ -124,6 +136,13 @@ class PoisonLedger:
         if event.died:
             self._died(event.signature, event.died, now)
 
+    def heard(self, worker: WorkerId, epoch: Epoch) -> None:
+        """This incarnation beats: it lives, and the ones before it are dead."""
+        for death in [d for d in self._unproven if d[0] == worker and d[1] <= epoch]:
+            self._unproven.discard(death)
+            if death[1] == epoch:
+                self._take_back(death)
+
     def judge(self, signature: str, now: float) -> Verdict:
         """Asked before each placement; opens a trial when it answers FREE to a suspect."""
         suspect = self._suspects.get(signature)
@@ -133,10 +152,12 @@ class PoisonLedger:
             return Verdict.POISON
         if suspect.trial_until_s is not None:
             return Verdict.FREE
-        if now - suspect.died_s < _SETTLE_S:
+        proven = self._unproven.isdisjoint(suspect.deaths)
+        if now - suspect.died_s < (_SETTLE_S if proven else max(_SETTLE_S, self._proof_s)):
             return Verdict.WAIT
-        self._find_company(signature, suspect)
-        if not suspect.accompanied:
+        if not suspect.convicted:
+            self._find_company(signature, suspect)
+        if suspect.convicted or not suspect.accompanied:
             self._keep_out(signature, suspect)
             return Verdict.POISON
         if any(other.trial_until_s is not None for other in self._suspects.values()):
@@ -150,6 +171,10 @@ class PoisonLedger:
             survived = suspect.trial_until_s is not None and suspect.trial_until_s <= now
             if survived or suspect.died_s + _KEPT_OUT_S <= now:
                 del self._suspects[signature]
+        if self._unproven:
+            self._unproven.intersection_update(
+                death for suspect in self._suspects.values() for death in suspect.deaths
+            )
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -161,13 +186,22 @@ class PoisonLedger:
             return
         suspect.deaths |= fresh
         suspect.died_s = now
+        self._unproven |= fresh
         if suspect.trial_until_s is not None:
-            self._keep_out(signature, suspect)
+            suspect.convicted, suspect.trial_until_s = True, None
         while len(self._suspects) > _MAX_SUSPECTS:
             self._suspects.popitem(last=False)
 
+    def _take_back(self, death: _Death) -> None:
+        for signature, suspect in list(self._suspects.items()):
+            if death in suspect.deaths:
+                suspect.deaths.discard(death)
+                suspect.kept_out = suspect.convicted = False
+                if not suspect.deaths:
+                    del self._suspects[signature]
+
     def _keep_out(self, signature: str, suspect: _Suspect) -> None:
-        suspect.kept_out, suspect.trial_until_s = True, None
+        suspect.kept_out = True
         for name, other in list(self._suspects.items()):
             if name != signature and not other.kept_out:
                 other.deaths -= suspect.deaths

@@ -17,6 +17,10 @@ from shared.wire.requests import Placement, PlacementEnded, Refused, WorkerRef
 from tests.services.scheduler.builders import answer, ask, beat, machine, placed
 
 
+PROOF_S = 0.5
+"""As short as the wait for reports: only the tests of proof need more."""
+
+
 def ref(name: str, epoch: int = 1) -> WorkerRef:
     return WorkerRef(WorkerId(name), Epoch(epoch), f"plane:{name}")
 
@@ -100,6 +104,8 @@ def test_a_request_that_killed_two_workers_is_kept_out_for_a_while() -> None:
     core.handle(died("s", "prefill-1"), 2.0)
     early = answer(core, ask("r-s", attempt=3, failures=2, signature="s"), 2.1)
     assert isinstance(early, Refused) and (early.code, early.retry_after_s) == ("queue_full", 0.25)
+    for name in ("prefill-0", "prefill-1"):
+        core.handle(beat(name, epoch=2), 2.5)
     for request, attempt in (("r-s", 3), ("another", 1)):
         reply = answer(core, ask(request, attempt=attempt, failures=0, signature="s"), 2.6)
         assert isinstance(reply, Refused) and reply.code == "poison_request"
@@ -113,7 +119,7 @@ def test_a_request_that_killed_two_workers_is_kept_out_for_a_while() -> None:
 
 
 def test_the_same_death_reported_twice_counts_once() -> None:
-    ledger = PoisonLedger()
+    ledger = PoisonLedger(PROOF_S)
     for _ in range(3):
         ledger.ended(died("s", "decode-0"), 1.0)
     assert ledger.judge("s", 5.0) is Verdict.FREE
@@ -122,7 +128,7 @@ def test_the_same_death_reported_twice_counts_once() -> None:
 
 
 def test_progress_between_two_deaths_clears_a_request() -> None:
-    ledger = PoisonLedger()
+    ledger = PoisonLedger(PROOF_S)
     ledger.ended(died("s", "decode-0", emitted=500), 1.0)
     ledger.ended(died("s", "decode-1", emitted=PROGRESS_TOKENS + 1), 9.0)
     assert ledger.judge("s", 10.0) is Verdict.FREE
@@ -131,7 +137,7 @@ def test_progress_between_two_deaths_clears_a_request() -> None:
 
 
 def test_an_answer_clears_a_request() -> None:
-    ledger = PoisonLedger()
+    ledger = PoisonLedger(PROOF_S)
     ledger.ended(died("s", "decode-0"), 1.0)
     ledger.ended(PlacementEnded(RequestId("r"), Attempt(2), "finished", (), "s"), 2.0)
     ledger.ended(died("s", "decode-1"), 3.0)
@@ -140,7 +146,7 @@ def test_an_answer_clears_a_request() -> None:
 
 def test_companions_of_a_poison_are_tried_one_at_a_time_and_go_free() -> None:
     """Three were there both times. None is condemned on that: each is tried alone."""
-    ledger = PoisonLedger()
+    ledger = PoisonLedger(PROOF_S)
     for now, worker in ((1.0, "prefill-0"), (3.0, "prefill-1")):
         for signature in ("bad", "one", "two"):
             ledger.ended(died(signature, worker), now)
@@ -156,7 +162,7 @@ def test_companions_of_a_poison_are_tried_one_at_a_time_and_go_free() -> None:
 
 
 def test_who_survives_a_trial_is_cleared() -> None:
-    ledger = PoisonLedger()
+    ledger = PoisonLedger(PROOF_S)
     for now, worker in ((1.0, "prefill-0"), (3.0, "prefill-1")):
         for signature in ("one", "two"):
             ledger.ended(died(signature, worker), now)
@@ -168,9 +174,49 @@ def test_who_survives_a_trial_is_cleared() -> None:
     assert ledger.judge("two", 15.0) is Verdict.FREE
 
 
+def test_nobody_is_judged_by_deaths_that_are_not_proven() -> None:
+    ledger = PoisonLedger(3.0)
+    for now, worker in ((1.0, "decode-0"), (2.0, "decode-1")):
+        ledger.ended(died("s", worker), now)
+    assert ledger.judge("s", 4.9) is Verdict.WAIT
+    ledger.heard(WorkerId("decode-0"), Epoch(2))
+    assert ledger.judge("s", 4.9) is Verdict.WAIT, "one of two"
+    assert ledger.judge("s", 5.1) is Verdict.POISON, "nothing was heard for long enough"
+
+
+def test_a_worker_that_lives_after_all_takes_its_death_back() -> None:
+    """Healthy workers whose connections were cut again and again were given up as dead, and the
+    stream that had been on two of them was refused as poison."""
+    ledger = PoisonLedger(3.0)
+    for now, worker in ((1.0, "decode-0"), (2.0, "decode-1")):
+        ledger.ended(died("s", worker), now)
+    ledger.heard(WorkerId("decode-1"), Epoch(1))
+    assert ledger.judge("s", 9.0) is Verdict.FREE
+    ledger.ended(died("s", "decode-1"), 10.0)
+    ledger.heard(WorkerId("decode-1"), Epoch(2))
+    assert ledger.judge("s", 13.1) is Verdict.POISON, "now it is dead"
+    ledger.heard(WorkerId("decode-0"), Epoch(1))
+    assert ledger.judge("s", 13.2) is Verdict.FREE, "even a verdict is taken back"
+    assert ledger.kept_out == 0
+
+
+def test_a_death_during_a_trial_has_to_be_proven_too() -> None:
+    ledger = PoisonLedger(3.0)
+    for now, worker in ((1.0, "prefill-0"), (3.0, "prefill-1")):
+        for signature in ("bad", "one"):
+            ledger.ended(died(signature, worker), now)
+    assert ledger.judge("one", 6.1) is Verdict.FREE, "its trial"
+    ledger.ended(died("one", "prefill-2"), 6.5)
+    assert ledger.judge("one", 7.1) is Verdict.WAIT
+    ledger.heard(WorkerId("prefill-2"), Epoch(1))
+    assert ledger.judge("one", 10.0) is Verdict.FREE, "tried again"
+    ledger.ended(died("one", "prefill-3"), 10.5)
+    assert ledger.judge("one", 13.6) is Verdict.POISON
+
+
 @pytest.mark.parametrize("count", [10_000])
 def test_the_ledger_is_bounded(count: int) -> None:
-    ledger = PoisonLedger()
+    ledger = PoisonLedger(PROOF_S)
     for number in range(count):
         ledger.ended(died(f"s{number}", "decode-0"), 1.0)
     assert len(ledger._suspects) <= 4096
