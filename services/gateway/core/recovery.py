@@ -1,7 +1,8 @@
 """What happens when an attempt cannot go on: undo it, and place another one or give up.
 
 A *refusal* means nothing ran: try elsewhere or wait, inside a patience. A *failure* means a
-worker had begun: at most `Policy.attempts` of those, inside the client's one deadline. Pure.
+worker had begun: at most `Policy.attempts` of those in a row without progress, inside the client's
+one deadline. Pure.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ def report(
     failed: tuple[WorkerRef, ...] = (),
 ) -> ReportEnd:
     """What the scheduler is told about the end of the current attempt."""
-    emitted = request.order.next_index - request.first_index
     ended = PlacementEnded(
         request=request.id,
         attempt=request.attempt,
@@ -74,7 +74,7 @@ def report(
         failed=failed,
         signature=request.signature,
         died=request.died if failed else (),
-        emitted=emitted,
+        emitted=request.emitted,
         ttft_s=request.ttft_s,
         tpot_s=request.tpot_s,
     )
@@ -99,10 +99,13 @@ def fail_attempt(
     retries bound it, and it waits for room as long as a new request may."""
     ran, moved = request.ran, code is Code.DRAINING
     failed = tuple(dict.fromkeys((*request.died, *failed)))
+    emitted = request.emitted
     actions = end_attempt(request, code.value, code.value, failed, now)
     exclude(request, failed)
     if code in _HOPELESS:
         return [*actions, _fail(request, code, "the request cannot be served")]
+    if emitted > policy.progress_tokens:
+        request.failures = 0
     request.failures += ran and not moved
     if request.failures >= policy.attempts:
         message = f"{request.failures} attempts failed, the last one with {code.value}"

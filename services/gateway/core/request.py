@@ -25,7 +25,9 @@ class Policy:
 
     identity: CacheIdentity
     attempts: int = 3
-    """Attempts that may fail once a worker had taken the job."""
+    """Attempts in a row that may fail once a worker had taken the job."""
+    progress_tokens: int = 32
+    """An attempt that added more before it failed was not in vain: the count begins anew."""
     stall_s: float = 1.0
     """No token for so long: ask the holders."""
     gap_s: float = 0.2
@@ -98,7 +100,7 @@ class Request:
     first_index: int = 0
     """Tokens that were emitted when the attempt began."""
     failures: int = 0
-    """Attempts that failed after they ran."""
+    """Attempts in a row that failed after they ran, and added little."""
     excluded: tuple[WorkerRef, ...] = ()
     place_due_s: float | None = None
     """Ask the scheduler (again) at this instant; None: asked, or placed."""
@@ -123,12 +125,17 @@ class Request:
     @property
     def attempt_started(self) -> bool:
         """The current attempt has added tokens to the stream."""
-        return self.order.next_index > self.first_index
+        return self.emitted > 0
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that the current attempt has added to the stream."""
+        return self.order.next_index - self.first_index
 
     @property
     def tpot_s(self) -> float:
         """Mean time of each token of this attempt after its first; 0 when there is none."""
-        further = self.order.next_index - self.first_index - 1
+        further = self.emitted - 1
         if further < 1 or self.ttft_s <= 0.0:
             return 0.0
         return max(0.0, self.last_s - self.placed_s - self.ttft_s) / further

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from services.gateway.core import actions as act
@@ -19,6 +21,7 @@ from tests.services.gateway.core.builders import (
     DECODE,
     DECODE_2,
     PREFILL,
+    SAMPLING,
     Core,
     R,
     places,
@@ -59,6 +62,21 @@ def test_three_failed_attempts_are_enough() -> None:
         core.failed(DECODE, "internal", attempt)
     (fail,) = core.got(act.Fail)
     assert fail.code is Code.ATTEMPTS_EXHAUSTED and core.machine.open_requests == 0
+
+
+def test_an_attempt_that_got_far_was_not_in_vain() -> None:
+    """A stream whose workers are lost again and again goes on as long as it gets on."""
+    core = Core()
+    core.open(sampling=replace(SAMPLING, max_tokens=500))
+    for attempt in range(1, 7):
+        first = 34 * (attempt - 1)
+        core.run(attempt)
+        for index in range(first, first + 34):
+            ref = PREFILL if index == first else DECODE
+            core.chunk(index, index, ref=ref, attempt=attempt)
+        core.failed(DECODE, "internal", attempt)
+        assert core.got(act.Place)[0].message.failures == 1
+    assert core.tokens == list(range(6 * 34))
 
 
 def test_workers_that_leave_hand_over_and_have_not_failed() -> None:
