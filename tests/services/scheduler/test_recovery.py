@@ -16,7 +16,6 @@ from shared.ids import Attempt, Epoch, RequestId, WorkerId
 from shared.wire.requests import Placement, PlacementEnded, Refused, WorkerRef
 from tests.services.scheduler.builders import answer, ask, beat, machine, placed
 
-
 PROOF_S = 0.5
 """As short as the wait for reports: only the tests of proof need more."""
 
