@@ -1,4 +1,7 @@
-"""Shared doors: one real nats-server a session or a broker in memory, and the small real model."""
+"""Shared doors: one real nats-server a session or a broker in memory, and the small real model.
+
+Properties are tried on the same examples every time; `--hypothesis-profile=search` tries new ones.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from services.fetch import CACHE, FILE
 from shared.bus.memory_broker import MemoryBroker
@@ -14,6 +18,10 @@ from shared.bus.nats import NatsBus
 from shared.bus.server import NatsServer
 from shared.bus.traffic import Traffic
 from tests.architecture.sources import ROOT
+
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("search", print_blob=True)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
