@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from shared.checkpoint.spec import ModelSpec
 from shared.checkpoint.tensors import TensorSource
+from shared.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,10 @@ class Checkpoint:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return self.text.build()
+        try:
+            return self.text.build()
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path or self.name}: {error.message}") from error
 
     def tokenizer(self) -> Tokenizer:
         """The one shared tokenizer of this checkpoint. Raises CheckpointError."""

@@ -60,7 +60,7 @@ def load_or_refuse(path: Path) -> None:
         checkpoint.tokenizer()
         load_weights(checkpoint, torch.device("cpu"), torch.float32, Alone())
     except CheckpointError as error:
-        assert error.message.startswith(str(path)) or "tokenizer" in error.message
+        assert error.message.startswith(str(path))
         assert "\n" not in error.message
     finally:
         _, peak_bytes = tracemalloc.get_traced_memory()
@@ -79,6 +79,7 @@ def mutated(content: bytes, start: int, end: int, changes: list[tuple[float, str
 @pytest.mark.parametrize("name", ["gemma3", "qwen2, yarn"])
 @SLOW
 @given(changes=CHANGES)
+@example(changes=[(0.08698302478312603, "<B", 33)])
 def test_gguf_headers(
     originals: Path, tmp_path: Path, name: str, changes: list[tuple[float, str, int]]
 ) -> None:
