@@ -125,6 +125,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main(parse(sys.argv[1:]))))
-    except StartupError as error:
-        print(f"bench_handoff: {error.message}", file=sys.stderr)
+    except (StartupError, TimeoutError) as error:
+        reason = error.message if isinstance(error, StartupError) else "no answer in time"
+        print(f"bench_handoff: {reason}", file=sys.stderr)
         sys.exit(2)

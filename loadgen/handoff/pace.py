@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from loadgen.handoff.clusters import Side, fresh_prompt, note
-from shared.errors import StartupError
 
 STREAMS: Final = 4
 _STREAM_TOKENS: Final = 4000
 _STREAM_PROMPT: Final = 48
 _FIRST_TOKENS_S: Final = 120.0
+_STANDSTILL_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Streams:
         self._begun = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled, or until every stream is at its end."""
+        """Until cancelled; a stream that ends is followed by another."""
         async with asyncio.TaskGroup() as group:
             for number in range(STREAMS):
                 group.create_task(self._one(number), name=f"stream-{number}")
@@ -65,13 +65,16 @@ class Streams:
             await self._begun.wait()
 
     async def tpot_ms(self, side: Side, text: str) -> float:
-        """The pace while `side` computes this prompt, until its first token. Raises StartupError
-        when there was nothing to measure."""
-        marks = [(time.monotonic(), sum(self._pieces))]
-        await side.ask(text, lambda _: marks.append((time.monotonic(), sum(self._pieces))))
-        (begun_s, before), (ended_s, after) = marks[0], marks[1] if len(marks) > 1 else marks[0]
-        if after <= before:
-            raise StartupError("no stream ran beside the prompt")
+        """The pace while `side` computes this prompt, until its first token, or the next piece of a
+        stream where that comes later. Raises TimeoutError: the streams stand still."""
+        begun_s, before = time.monotonic(), sum(self._pieces)
+        first: list[tuple[float, int]] = []
+        await side.ask(text, lambda _: first.append((time.monotonic(), sum(self._pieces))))
+        ended_s, after = first[0] if first else (time.monotonic(), sum(self._pieces))
+        async with asyncio.timeout(_STANDSTILL_S):
+            while after == before:
+                await asyncio.sleep(0.001)
+                ended_s, after = time.monotonic(), sum(self._pieces)
         return 1000 * STREAMS * (ended_s - begun_s) / (after - before)
 
     async def _one(self, number: int) -> None:
@@ -81,7 +84,8 @@ class Streams:
                 self._begun.set()
 
         text = fresh_prompt(_STREAM_PROMPT, seed=9_000 + number)
-        await self._side.stream(text, _STREAM_TOKENS, piece)
+        while True:
+            await self._side.stream(text, _STREAM_TOKENS, piece)
 
 
 async def measure(together: Side, split: Side, prompt_tokens: int, pairs: int) -> Pace:
