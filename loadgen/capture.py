@@ -71,7 +71,7 @@ async def main(options: argparse.Namespace) -> int:
     print(
         f"workload        {options.out}   ({len(found)} requests, ideal hit {found.ideal_hit:.3f})"
     )
-    print(f"live again      python -m loadgen run --dataset-path {options.out}")
+    print(f"live again      python -m loadgen run --ignore-eos --dataset-path {options.out}")
     print(f"simulated       python -m loadgen sim run --workload {options.out}")
     return 0
 
@@ -214,7 +214,7 @@ def recover(part: Path) -> Workload:
     requests.sort(key=lambda request: request.at_s)
     first_s = requests[0].at_s
     moved = [replace(request, at_s=request.at_s - first_s) for request in requests]
-    return build("captured", size, moved)
+    return build(file.CAPTURED, size, moved)
 
 
 def _part_rows(part: Path) -> Iterator[tuple[int, dict[str, Any]]]:

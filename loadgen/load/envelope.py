@@ -10,6 +10,7 @@ import orjson
 
 from loadgen.load.plan import Asking
 from loadgen.load.sockets import Address
+from loadgen.load.wishes import NO_WISHES, Wishes
 from loadgen.records import Row
 
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
@@ -41,8 +42,9 @@ class Envelope:
             **({"return_token_ids": True} if asking.token_ids else {}),
         }
 
-    def build(self, row: Row, prompt: Mapping[str, Any]) -> bytes:
-        """Names the row's trace. `prompt` is the body's part that says what is asked."""
+    def build(self, row: Row, prompt: Mapping[str, Any], wishes: Wishes = NO_WISHES) -> bytes:
+        """Names the row's trace. `prompt` is the body's part that says what is asked; what flags
+        say outweighs the row's own `wishes`."""
         asking = self._asking
         row.trace_id = row.trace_id or secrets.token_hex(16)
         hint = asking.hints.get(str(row.group)) or asking.hints.get("*") or {}
@@ -51,6 +53,7 @@ class Envelope:
                 **prompt,
                 **self._wishes,
                 "max_tokens": row.wanted_output_tokens,
+                **wishes.body,
                 **asking.extra_body,
                 **hint.get("body", {}),
             },
@@ -58,6 +61,7 @@ class Envelope:
         )
         headers = {
             **self._fixed,
+            **wishes.headers,
             **dict(asking.tenant_headers.get(row.tenant, ())),
             **hint.get("headers", {}),
             "traceparent": f"00-{row.trace_id}-{secrets.token_hex(8)}-01",

@@ -26,6 +26,8 @@ class Asking:
     tenant_headers: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     hints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Per group number, or '*': {"headers": {…}, "body": {…}}."""
+    sessions: bool = False
+    """Each row's session stands for a client's affinity key, and is sent as one."""
     token_ids: bool = False
     """Ask for the ids of the answer, so that the next turn can repeat them exactly."""
 

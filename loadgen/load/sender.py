@@ -21,6 +21,7 @@ from loadgen.load.payloads import Ids, Messages, Prompts, Said, body_prompt
 from loadgen.load.plan import Asking, Pace, Share
 from loadgen.load.sink import RowSink
 from loadgen.load.sockets import Sockets
+from loadgen.load.wishes import wishes_of
 from loadgen.records import Row
 from loadgen.workloads.request import Workload
 
@@ -46,6 +47,7 @@ class Sender:
         self._sockets = sockets
         self._sink = sink
         self._envelope = Envelope(asking, sockets.address)
+        self._sessions = asking.sessions
         self._children = _children(workload)
         self._root_of = _roots(workload) if self._children else {}
         self._open: dict[int, int] = {}
@@ -195,6 +197,7 @@ class Sender:
             wanted_prompt_tokens=request.prompt_tokens,
             wanted_output_tokens=request.output_tokens,
         )
+        wishes = wishes_of(request, self._sessions)
         prompt = body_prompt(self._prompts, number, chat, before)
         heard = None
         if number in self._children:
@@ -202,7 +205,7 @@ class Sender:
             ids, said = prompt.get("prompt"), prompt.get("messages", [])
             self._remember(number, ids, said, row.turn)
         self.scheduled += 1
-        return row, self._envelope.build(row, prompt), heard
+        return row, self._envelope.build(row, prompt, wishes), heard
 
     def _remember(self, number: int, ids: Ids | str | None, said: Messages, turn: int) -> None:
         kept = None if ids is None or isinstance(ids, str) else ids

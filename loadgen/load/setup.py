@@ -17,6 +17,7 @@ from loadgen.load.flag_values import UsageError
 from loadgen.load.plan import CHAT, COMPLETIONS, MOST_PROCESSES, Asking, Pace
 from loadgen.load.sockets import read_url
 from loadgen.reports import slo
+from loadgen.workloads.file import CAPTURED
 from loadgen.workloads.request import Request, WorkloadError, build
 
 _PER_PROCESS_RPS: Final = 400.0
@@ -158,6 +159,7 @@ def asking(plan: Plan, chosen: Chosen, options: argparse.Namespace, model: str) 
             if "api_key_file" in tenant
         },
         hints=plan.hints,
+        sessions=chosen.part.workload.name == CAPTURED,
         token_ids=follows and path.endswith("/v1/completions"),
     )
 

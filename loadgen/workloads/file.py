@@ -18,6 +18,8 @@ import orjson
 from loadgen.workloads.request import Request, Workload, WorkloadError, build
 
 FORMAT: Final = "baton.workload/1"
+CAPTURED: Final = "captured"
+"""Name of a workload whose sessions were clients' own keys."""
 _LIMIT_BLOCK_TOKENS: Final = 1 << 16
 _LIMIT_LINE_BYTES: Final = 8 << 20
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
