@@ -51,6 +51,7 @@ def again(folder: Path, goodput: list[str], steady: str) -> tuple[dict[str, Any]
     told = known.get("client", {})
     facts = Facts(
         slos=slo.read(goodput or str(known.get("goodput", {}).get("slo", "")).split()),
+        gpus=int(known.get("goodput", {}).get("gpus") or 0),
         steady=flag_values.steady(steady) if steady else (0.0, 1.0),
         closed=bool(known.get("arrival", {}).get("closed")),
         sweep=bool(known.get("steps")),

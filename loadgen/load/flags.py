@@ -156,6 +156,7 @@ def _prompts(group: argparse._ArgumentGroup) -> None:
 def _judging(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="ttft:500 tpot:50")
+    add("--gpus", type=int, default=0, help="that serve: goodput is told per GPU too")
     add("--percentile-metrics", default="", help="accepted: all metrics are always there")
     add("--metric-percentiles", default="", help="50,90,95,99,99.9")
     add("--steady-window", default="0:1", metavar="A:B",

@@ -38,6 +38,8 @@ class Plan:
     pace: Pace
     processes: int
     slos: slo.Slos
+    gpus: int
+    """That serve; 0: not said."""
     percentiles: tuple[float, ...]
     steady: tuple[float, float]
     headers: tuple[tuple[str, str], ...]
@@ -90,6 +92,7 @@ def _read(options: argparse.Namespace) -> Plan:
             values.within("--processes", options.processes or _processes(rate), 1, MOST_PROCESSES)
         ),
         slos=slo.read(options.goodput),
+        gpus=int(values.within("--gpus", options.gpus, 0, 1 << 20)),
         percentiles=values.percentiles(options.metric_percentiles),
         steady=values.steady(options.steady_window),
         headers=values.headers(options),

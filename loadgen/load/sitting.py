@@ -60,6 +60,7 @@ class Sitting:
         told |= {"ttft_split": await self.server.splits(traces)}
         facts = Facts(
             slos=plan.slos,
+            gpus=plan.gpus,
             percentiles=plan.percentiles,
             steady=plan.steady,
             closed=plan.pace.closed,

@@ -101,20 +101,23 @@ def counts(rows: Rows) -> dict[str, Any]:
     }
 
 
-def goodput(rows: Rows, slos: Slos, window_s: float) -> dict[str, Any]:
-    """Requests that met all their objectives, per second, and of all that were intended. Own
-    cancels are left out; whatever failed is a miss."""
+def goodput(rows: Rows, slos: Slos, window_s: float, gpus: int = 0) -> dict[str, Any]:
+    """Requests that met all their objectives, per second (and GPU), and of all that were intended.
+    Own cancels are left out; whatever failed is a miss."""
     judged = rows.where(rows.words["outcome"] != "cancelled")
     met = slos.met(judged)
     good = int(met.sum())
     share = good / len(judged) if len(judged) else None
+    rate = good / window_s if window_s > 0 else None
     found: dict[str, Any] = {
         "slo": slos.text,
         "good": good,
         "judged": len(judged),
         "attainment": None if share is None else round(share, 6),
         "attainment_ci": None if share is None else _wilson(good, len(judged)),
-        "goodput_rps": round(good / window_s, 6) if window_s > 0 else None,
+        "goodput_rps": None if rate is None else round(rate, 6),
+        "gpus": gpus or None,
+        "goodput_rps_per_gpu": round(rate / gpus, 6) if rate is not None and gpus else None,
         "missed_by": slos.missed_by(judged),
     }
     return found

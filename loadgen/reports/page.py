@@ -114,6 +114,9 @@ def _headline(document: Mapping[str, Any]) -> str:
         attained = goodput["attainment"]
         figures.append((f"within {goodput['slo']}", f"{attained or 0:.1%}"))
         figures.append(("goodput per s", _number(goodput["goodput_rps"])))
+        if goodput.get("gpus"):
+            each = _number(goodput["goodput_rps_per_gpu"])
+            figures.append((f"per GPU of {goodput['gpus']}", each))
     cards = "".join(f"<div><b>{_text(v)}</b><span>{_text(k)}</span></div>" for k, v in figures)
     loop = "closed loop" if document["arrival"]["closed"] else "open loop"
     said = f"{loop}, {document['arrival']['name']} arrivals, {document['dataset']['name']}"

@@ -19,6 +19,8 @@ class Facts:
     """What rows alone do not say."""
 
     slos: Slos = field(default_factory=Slos)
+    gpus: int = 0
+    """That serve; 0: not known."""
     percentiles: tuple[float, ...] = figures.PERCENTILES
     steady: tuple[float, float] = (0.0, 1.0)
     """Shares of the time of sending."""
@@ -65,7 +67,7 @@ def summarise(rows: Rows, facts: Facts) -> dict[str, Any]:
         },
         "counts": figures.counts(inside),
         "metrics": {**latencies, **figures.throughput(inside, window_s)},
-        "goodput": figures.goodput(inside, facts.slos, window_s),
+        "goodput": figures.goodput(inside, facts.slos, window_s, facts.gpus),
         "tenants": figures.by_tenant(inside, facts.slos, window_s),
         "reuse": figures.reuse(inside, facts.ideal_hit),
         "gaps": as_told(facts.gaps) if facts.gaps is not None else None,

@@ -54,6 +54,7 @@ def _tail(document: Mapping[str, Any]) -> list[str]:
         found.append(
             f"goodput         {_number(goodput['goodput_rps'])} requests/s within {goodput['slo']}"
             f"; {goodput['attainment'] or 0:.1%} of all ({low:.1%} to {high:.1%})"
+            f"{_per_gpu(goodput)}"
         )
     found += [
         f"  {step['rate_rps']:9.3f} /s    goodput {_number(step['goodput_rps']):>8}   "
@@ -67,6 +68,12 @@ def _tail(document: Mapping[str, Any]) -> list[str]:
     lag = document["client"]["lag_ms"]
     found.append(f"client lag      p50 {_number(lag['p50'])} ms, p99 {_number(lag['p99'])} ms")
     return found
+
+
+def _per_gpu(goodput: Mapping[str, Any]) -> str:
+    if not goodput.get("gpus"):
+        return ""
+    return f"; {_number(goodput['goodput_rps_per_gpu'])} for each of {goodput['gpus']} GPUs"
 
 
 def _columns(metrics: Mapping[str, Any]) -> list[str]:

@@ -109,6 +109,9 @@ def test_goodput_counts_what_met_everything_and_every_failure_as_a_miss() -> Non
     found = figures.goodput(rows, slo.read(["ttft:500", "tpot:50"]), window_s=10.0)
     assert (found["good"], found["judged"]) == (7, 12), "one token has no tpot to miss"
     assert found["goodput_rps"] == pytest.approx(0.7)
+    assert found["gpus"] is found["goodput_rps_per_gpu"] is None
+    each = figures.goodput(rows, slo.read(["ttft:500", "tpot:50"]), window_s=10.0, gpus=4)
+    assert (each["gpus"], each["goodput_rps_per_gpu"]) == (4, pytest.approx(0.175))
     assert found["attainment"] == pytest.approx(7 / 12, abs=1e-6)
     assert found["missed_by"] == {"ttft:500": 1, "tpot:50": 1, "not answered": 3}
     low, high = found["attainment_ci"]
