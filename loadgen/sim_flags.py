@@ -48,6 +48,8 @@ def add_fleet(part: argparse.ArgumentParser) -> None:
     part.add_argument("--decodes", type=int, default=1)
     part.add_argument("--prefill-tp", type=int, default=1, help="GPUs of one prefill worker")
     part.add_argument("--decode-tp", type=int, default=1)
+    part.add_argument("--prefill-pp", type=int, default=1, help="pipeline stages of one")
+    part.add_argument("--decode-pp", type=int, default=1)
     part.add_argument("--chunk-tokens", type=int, default=2_048, help="of one prefill step")
     part.add_argument("--step-tokens", type=int, default=512, help="budget of one decode step")
     part.add_argument("--policy", default="baton", choices=POLICIES, help="of placement")
@@ -75,8 +77,8 @@ def design(options: argparse.Namespace) -> Design:
     found = Design(
         prefills=options.prefills,
         decodes=options.decodes,
-        prefill=price(options, options.prefill_tp),
-        decode=price(options, options.decode_tp),
+        prefill=price(options, options.prefill_tp, options.prefill_pp),
+        decode=price(options, options.decode_tp, options.decode_pp),
         link=learnt.link() if learnt else Link(bytes_per_s=options.link_gb * GIGA),
         front_s=learnt.front_s if learnt else 0.0,
         block_tokens=options.block_tokens,
@@ -90,20 +92,15 @@ def design(options: argparse.Namespace) -> Design:
     return found if found.prefills else replace(found, route="colocated")
 
 
-def price(options: argparse.Namespace, width: int) -> Price:
-    """Of one worker of so many GPUs. Raises DesignError."""
-    if not options.costs:
-        return roofline.find(_price_name(options, width))
-    if width != 1:
-        raise DesignError(f"{options.costs} is about one device, not TP {width}")
-    return costs_file.read(options.costs).price()
-
-
-def _price_name(options: argparse.Namespace, width: int) -> str:
-    """MODEL:GPU:tpN, or a published fit where no GPU is named. Raises DesignError."""
+def price(options: argparse.Namespace, tp: int, stages: int = 1) -> Price:
+    """Of one worker: so many GPUs a stage, so many stages. Raises DesignError."""
+    split = roofline.parallel(tp, stages)
+    if options.costs:
+        if split != "tp1":
+            raise DesignError(f"{options.costs} is about one device, not {split}")
+        return costs_file.read(options.costs).price()
     if options.gpu:
-        return f"{options.model}:{options.gpu}:tp{width}"
-    fitted = f"{options.model}:tp{width}"
-    if fitted not in PRICES:
-        raise DesignError(f"no fit {fitted!r}; there are: {', '.join(PRICES)}")
-    return fitted
+        return roofline.find(f"{options.model}:{options.gpu}:{split}")
+    if f"{options.model}:tp{tp}" not in PRICES:
+        raise DesignError(f"no fit '{options.model}:{split}'; there are: {', '.join(PRICES)}")
+    return roofline.find(f"{options.model}:{split}")

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "plan":
             part.add_argument("--gpus", type=int, default=4, help="in the pool")
             part.add_argument("--node-gpus", type=int, default=8, help="in one host")
+            part.add_argument("--stages", type=int, default=2, help="of a pipeline at most")
             part.add_argument("--no-hinges", dest="hinges", action="store_false", help="link only")
         else:
             sim_flags.add_fleet(part)
@@ -137,13 +138,16 @@ def _goodput(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    if options.stages < 1:
+        raise ValueError(f"--stages is {options.stages}; expected at least 1")
     question = plan.Question(
         gpus=options.gpus,
         node_gpus=options.node_gpus,
         link=Link(bytes_per_s=options.link_gb * sim_flags.GIGA),
         slo=options.slo,
         draw=lambda rate: sim_flags.workload(options, rate),
-        price_of=lambda width: sim_flags.price(options, width),
+        price_of=partial(sim_flags.price, options),
+        most_stages=options.stages,
         share=options.share,
         block_tokens=options.block_tokens,
         first_per_s=sim_flags.first_rate(options),

@@ -80,11 +80,13 @@ class Design:
 
     @property
     def prefill_tokens(self) -> int:
-        return self.prefill_kv_tokens or self.prefill.kv_tokens
+        """Room of one lane: a pipeline runs as many steps at once as it has stages, and each has
+        an equal part of the memory."""
+        return (self.prefill_kv_tokens or self.prefill.kv_tokens) // self.prefill.stages
 
     @property
     def decode_tokens(self) -> int:
-        return self.decode_kv_tokens or self.decode.kv_tokens
+        return (self.decode_kv_tokens or self.decode.kv_tokens) // self.decode.stages
 
     @property
     def devices(self) -> int:

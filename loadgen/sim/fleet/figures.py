@@ -25,9 +25,22 @@ class Slo:
 
     ttft_s: float
     tpot_s: float
+    joint: bool = True
+    """A share of requests must meet both; False: that share meets each, not need be the same ones
+    (P90 against P90, as DistServe's figures have it)."""
 
     def met(self, row: Row) -> bool:
         return row.ok and row.ttft_s <= self.ttft_s and row.tpot_s <= self.tpot_s
+
+    def missed(self, row: Row) -> tuple[bool, bool]:
+        """What counts against the share; twice the same where both must be met together."""
+        if self.joint:
+            missed = not self.met(row)
+            return missed, missed
+        return (
+            not row.ok or row.ttft_s > self.ttft_s,
+            not row.ok or row.tpot_s > self.tpot_s,
+        )
 
 
 def parse_slo(text: str) -> Slo:

@@ -177,8 +177,8 @@ def _scene(design: Design, seed: int) -> Scene:
     size = design.block_tokens
     shape = Shape(
         gateways=design.gateways,
-        prefills=design.prefills,
-        decodes=design.decodes,
+        prefills=design.prefills * design.prefill.stages,
+        decodes=design.decodes * design.decode.stages,
         kvpools=design.kvpools,
         prefill_pages=design.prefill_tokens // size,
         decode_pages=design.decode_tokens // size,

@@ -17,6 +17,7 @@ from loadgen.sim.fleet.design import Design, DesignError, Link
 from loadgen.sim.fleet.figures import Slo
 from loadgen.sim.fleet.goodput import Draw, Goodput, goodput
 from loadgen.sim.fleet.prices import Price, free
+from loadgen.sim.fleet.roofline import parallel
 from loadgen.spread import spread
 
 BUDGETS: Final = (256, 512, 1_024, 2_048)
@@ -26,17 +27,23 @@ _ROOM: Final = 1 << 24
 _AROUND: Final = 1
 """Decode workers more or fewer than the phases' ratio asks for."""
 
+Shape = tuple[int, int]
+"""Of a worker: GPUs that share each layer, and stages of the pipeline."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked. `price_of` gives a worker of so many GPUs, or DesignError."""
+    """What is asked. `price_of` gives a worker of so many GPUs a stage and so many stages, or
+    DesignError."""
 
     gpus: int
     node_gpus: int
     link: Link
     slo: Slo
     draw: Draw
-    price_of: Callable[[int], Price]
+    price_of: Callable[[int, int], Price]
+    most_stages: int = 2
+    """Of a pipeline; 1: none."""
     share: float = 0.9
     block_tokens: int = 64
     first_per_s: float = 1.0
@@ -80,14 +87,17 @@ class Plan:
 
 def search(question: Question, note: Callable[[str], None] = lambda _: None) -> Plan:
     """Raises DesignError that says which limit binds where nothing fits."""
-    widths = list(_widths(question))
-    phases = alone(question, widths, note)
-    best_p = _best(phases, "prefill", question.gpus - min(widths))
+    shapes = list(_shapes(question))
+    phases = alone(question, shapes, note)
+    smallest = min(tp * stages for tp, stages in shapes)
+    best_p = _best(phases, "prefill", question.gpus - smallest)
     best_d = _best(phases, "decode", question.gpus - best_p.found.devices)
-    pairs = tuple(spread(list(_pairs(question, widths, note)), question.jobs))
+    pairs = tuple(spread(list(_pairs(question, shapes, note)), question.jobs))
+    # A pipeline is tried for both phases together where it is the best for one of them.
+    whole = [s for s in shapes if s[1] == 1 or s in (_shape(best_p), _shape(best_d))]
     designs = [
         *_mixes(question, best_p, best_d),
-        *(_colocated(question, width, budget) for width in widths for budget in BUDGETS),
+        *(_colocated(question, shape, budget) for shape in whole for budget in BUDGETS),
     ]
     measures = [partial(_measure, question, design, note) for design in designs]
     choices = list(spread(measures, question.jobs))
@@ -98,46 +108,59 @@ def search(question: Question, note: Callable[[str], None] = lambda _: None) -> 
 
 
 def alone(
-    question: Question, widths: Sequence[int], note: Callable[[str], None]
+    question: Question, shapes: Sequence[Shape], note: Callable[[str], None]
 ) -> tuple[Choice, ...]:
-    """Each phase by itself, for each width of a worker."""
-    return tuple(spread(list(_phases(question, widths, note)), question.jobs))
+    """Each phase by itself, for each shape of a worker."""
+    return tuple(spread(list(_phases(question, shapes, note)), question.jobs))
 
 
 def name_of(design: Design) -> str:
-    """`2p(tp1)3d(tp2)`, or `4c(tp1)@512` for colocated with its budget."""
+    """`2p(tp1)3d(tp2pp2)`, or `4c(tp1)@512` for colocated with its budget."""
+    decode = _parallel(design.decode)
     if not design.prefills:
-        return f"{design.decodes}c(tp{design.decode.devices})@{design.step_tokens}"
-    return (
-        f"{design.prefills}p(tp{design.prefill.devices})"
-        f"{design.decodes}d(tp{design.decode.devices})"
-    )
+        return f"{design.decodes}c({decode})@{design.step_tokens}"
+    return f"{design.prefills}p({_parallel(design.prefill)}){design.decodes}d({decode})"
+
+
+def _parallel(price: Price) -> str:
+    return parallel(price.devices // price.stages, price.stages)
+
+
+def _shape(choice: Choice) -> Shape:
+    """Of the worker that was measured alone: the other one has no devices."""
+    design = choice.design
+    price = design.prefill if design.prefill.devices else design.decode
+    return price.devices // price.stages, price.stages
 
 
 # -- candidates --------------------------------------------------------------------------------
 
 
-def _widths(question: Question) -> Iterator[int]:
-    """GPUs per worker that hold the model. Raises DesignError where none does."""
-    width, reasons, found = 1, [], False
-    while width <= min(question.gpus, question.node_gpus):
-        try:
-            question.price_of(width)
-            found = True
-            yield width
-        except DesignError as error:
-            reasons.append(str(error))
-        width *= 2
+def _shapes(question: Question) -> Iterator[Shape]:
+    """Workers that hold the model, each stage within a node. Raises DesignError where none does."""
+    reasons, found = [], False
+    stages = 1
+    while stages <= min(question.most_stages, question.gpus):
+        tp = 1
+        while tp <= question.node_gpus and tp * stages <= question.gpus:
+            try:
+                question.price_of(tp, stages)
+                found = True
+                yield tp, stages
+            except DesignError as error:
+                reasons.append(str(error))
+            tp *= 2
+        stages *= 2
     if not found:
         raise DesignError(reasons[-1] if reasons else f"{question.gpus} GPUs are too few")
 
 
 def _phases(
-    question: Question, widths: Sequence[int], note: Callable[[str], None]
+    question: Question, shapes: Sequence[Shape], note: Callable[[str], None]
 ) -> Iterator[Callable[[], Choice]]:
     """Each phase alone: the other one is free, the link too, and only its own objective counts."""
-    for width in widths:
-        own = question.price_of(width)
+    for shape in shapes:
+        own = question.price_of(*shape)
         nothing = free(own)
         for name, prefill, decode, slo in (
             ("prefill", own, nothing, Slo(question.slo.ttft_s, _LOOSE_S)),
@@ -148,7 +171,7 @@ def _phases(
             if name == "prefill" and question.apart:
                 # Steps that take no time need not be told from each other.
                 design = replace(design, stride=_ROOM)
-            yield partial(_alone, question, f"{name}:tp{width}", design, slo, note)
+            yield partial(_alone, question, f"{name}:{parallel(*shape)}", design, slo, note)
 
 
 def _alone(
@@ -160,15 +183,17 @@ def _alone(
 
 
 def _pairs(
-    question: Question, widths: Sequence[int], note: Callable[[str], None]
+    question: Question, shapes: Sequence[Shape], note: Callable[[str], None]
 ) -> Iterator[Callable[[], Choice]]:
-    """One worker of each phase within a node."""
-    for prefill in widths:
-        for decode in widths:
-            if prefill + decode > min(question.node_gpus, question.gpus):
+    """One worker of each phase, a stage of both within a node: equally many stages, so that pages
+    never leave it."""
+    for prefill_tp, stages in shapes:
+        for decode_tp in [tp for tp, others in shapes if others == stages]:
+            both = prefill_tp + decode_tp
+            if both > question.node_gpus or both * stages > question.gpus:
                 continue
-            design = _pair(question, question.price_of(prefill), question.price_of(decode))
-            yield partial(_measure, question, design, note)
+            prefill, decode = (question.price_of(tp, stages) for tp in (prefill_tp, decode_tp))
+            yield partial(_measure, question, _pair(question, prefill, decode), note)
 
 
 def _mixes(question: Question, best_p: Choice, best_d: Choice) -> Iterator[Design]:
@@ -191,10 +216,10 @@ def _mixes(question: Question, best_p: Choice, best_d: Choice) -> Iterator[Desig
             yield replace(pair, prefills=prefills, decodes=decodes)
 
 
-def _colocated(question: Question, width: int, budget: int) -> Design:
-    own = question.price_of(width)
+def _colocated(question: Question, shape: Shape, budget: int) -> Design:
+    own = question.price_of(*shape)
     pair = _pair(question, own, own)
-    workers = question.gpus // width
+    workers = question.gpus // own.devices
     return replace(pair, prefills=0, decodes=workers, step_tokens=budget, route="colocated")
 
 

@@ -30,11 +30,28 @@ class BlankMemory:
         raise EngineError("a priced page has no bytes")
 
 
+class Pipeline:
+    """Stages that each run one step at a time, in the order in which steps come to them."""
+
+    def __init__(self, stages: int) -> None:
+        self._free_s = [0.0] * stages
+
+    def through(self, begin_s: float, stage_s: float, hop_s: float) -> float:
+        """When a step has left the last stage. `stage_s` in each, `hop_s` between two."""
+        at_s = begin_s - hop_s
+        for stage, free_s in enumerate(self._free_s):
+            at_s = max(at_s + hop_s, free_s) + stage_s
+            self._free_s[stage] = at_s
+        return at_s
+
+
 class PricedWorks:
-    """Engines of one design."""
+    """Engines of one design. A pipeline is as many workers as it has stages, which share them: each
+    runs its own steps, and so many are under way at once."""
 
     def __init__(self, design: Design) -> None:
         self._design = design
+        self._pipelines: dict[tuple[str, int], Pipeline] = {}
         self.model = ServedModel(
             digest="priced",
             tokenizer_digest="priced",
@@ -54,7 +71,12 @@ class PricedWorks:
 
     def room(self, worker: Worker, pages: int) -> PricedEngine:
         price, memory = self.price(worker.name), BlankMemory(pages, self.model.page_bytes)
-        return PricedEngine(worker, price, memory, self._design.stride)
+        engine = PricedEngine(worker, price, memory, self._design.stride)
+        if price.stages > 1:
+            role, _, number = worker.name.rpartition("-")
+            group = (role, int(number) // price.stages)
+            engine.pipeline = self._pipelines.setdefault(group, Pipeline(price.stages))
+        return engine
 
 
 class PricedEngine:
@@ -65,6 +87,7 @@ class PricedEngine:
         self.busy_s = 0.0
         self.prompt_tokens = 0
         """Computed, not cached."""
+        self.pipeline: Pipeline | None = None
         self._worker = worker
         self._price = price
         self._stride = stride
@@ -76,7 +99,14 @@ class PricedEngine:
         self.prompt_tokens += computed
         tokens = tuple([None if item.draw is None else DRAWN for item in items])
         heap = self._worker.scene.heap
-        self._free_s = max(heap.now_s, self._free_s) + seconds
+        begin_s = max(heap.now_s, self._free_s)
+        if self.pipeline is None:
+            self._free_s = begin_s + seconds
+        else:
+            price = self._price
+            hop_s = price.hop_s + price.hop_token_s * (computed or len(items))
+            stage_s = seconds / price.stages
+            self._free_s = self.pipeline.through(begin_s, stage_s, hop_s)
         heap.at(self._free_s, self._worker.guarded(lambda: done(tokens)))
 
     def sums(self, pages: Sequence[PageId], done: Callable[[tuple[int, ...]], None]) -> None:

@@ -45,6 +45,16 @@ class Price:
     kv_token_bytes: int = 0
     kv_tokens: int = 0
     """Room for so many tokens; 0: not published."""
+    pauses: bool = False
+    """Sequences wait while a prompt is computed, as in vLLM before chunked prefills: a step with
+    both takes one after the other."""
+    stages: int = 1
+    """Of a pipeline. `devices` and `kv_tokens` count all stages; the times above are of a step that
+    has gone through all of them."""
+    hop_s: float = 0.0
+    """From one stage to the next, for each step."""
+    hop_token_s: float = 0.0
+    """The same for each token in it."""
 
     def step(self, items: Sequence[StepItem], stride: int = 1) -> tuple[float, int]:
         """Seconds of one step of prompt chunks and sequences that take one token each, and the
@@ -70,6 +80,8 @@ class Price:
         memory_s = self.decode_s(sequences, context)
         if not new:
             return memory_s
+        if self.pauses:
+            return memory_s + self.step_s + self.token_s * new + self.pair_s * pairs
         compute_s = self.step_s + self.token_s * (new + sequences) + self.pair_s * pairs
         return max(memory_s, compute_s + self.decode.beta_s * context)
 
@@ -80,13 +92,18 @@ class Price:
         price = self.decode_big if big and self.decode_big is not None else self.decode
         return price.step_s(sequences, context)
 
+    def hops_s(self, tokens: int) -> float:
+        """Between all stages, for one step."""
+        return (self.stages - 1) * (self.hop_s + self.hop_token_s * tokens)
+
     def reported(self, bias: float = 1.0) -> CostModel:
         """What a worker says of itself after its profile at start, wrong by a factor."""
+        hops_s = self.hops_s(0)
         return CostModel(
-            step_s=self.step_s * bias,
+            step_s=(self.step_s + hops_s) * bias,
             token_s=self.token_s * bias,
             pair_s=self.pair_s * bias,
-            decode_step_s=(self.decode.alpha_s + self.decode.gamma_s) * bias,
+            decode_step_s=(self.decode.alpha_s + self.decode.gamma_s + hops_s) * bias,
             decode_sequence_s=self.decode.gamma_s * bias,
         )
 
@@ -182,4 +199,21 @@ def free(like: Price) -> Price:
         decode_big=None,
         devices=0,
         kv_tokens=1 << 24,
+        stages=1,
+    )
+
+
+def piped(price: Price, stages: int, kv_tokens: int, hop_s: float, hop_token_s: float) -> Price:
+    """As many groups of these devices as stages, each with its share of the layers. `kv_tokens` is
+    the room of them all."""
+    if stages == 1:
+        return price
+    return replace(
+        price,
+        name=f"{price.name}pp{stages}",
+        devices=price.devices * stages,
+        stages=stages,
+        kv_tokens=kv_tokens,
+        hop_s=hop_s,
+        hop_token_s=hop_token_s,
     )

@@ -6,12 +6,13 @@ fits (the test states how near); they are the only numbers here that are not fro
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from loadgen.sim.fleet.design import DesignError
 from loadgen.sim.fleet.devices import DEVICES, MODELS, Device, ModelShape
-from loadgen.sim.fleet.prices import PRICES, DecodePrice, Price
+from loadgen.sim.fleet.prices import PRICES, DecodePrice, Price, piped
 
 _WEIGHT_BYTES: Final = 2
 _RESERVED: Final = 0.10
@@ -33,28 +34,40 @@ class Efficiency:
     """Launches and host work of one layer."""
     hop_s: float = 18e-6
     """Latency of one all-reduce step between two GPUs."""
+    stage_s: float = 100e-6
+    """From one stage of a pipeline to the next, beside the bytes."""
 
 
 USUAL: Final = Efficiency()
+_PARALLEL: Final = re.compile(r"tp(\d+)(?:pp(\d+))?")
+_FIT_HOP_S, _FIT_HOP_TOKEN_S = 1e-4, 2e-6
+"""Of the published fits: about the millisecond that DistServe's simulator adds to a stage that
+computes a prompt of 512 tokens."""
 
 
 def price(
-    model: ModelShape, device: Device, tensor_parallel: int = 1, eff: Efficiency = USUAL
+    model: ModelShape,
+    device: Device,
+    tensor_parallel: int = 1,
+    eff: Efficiency = USUAL,
+    stages: int = 1,
 ) -> Price:
-    """One worker of `tensor_parallel` GPUs. Raises DesignError where the heads do not split or the
-    weights do not fit."""
-    tp = tensor_parallel
+    """One worker: `stages` of a pipeline, each of `tensor_parallel` GPUs. Raises DesignError where
+    heads or layers do not split, or the weights do not fit."""
+    tp, gpus = tensor_parallel, tensor_parallel * stages
     if tp < 1 or model.heads % tp or model.ffn % tp:
         raise DesignError(f"{model.name}: {model.heads} heads do not split over {tp} GPUs")
+    if not 1 <= stages <= model.layers:
+        raise DesignError(f"{model.name}: {model.layers} layers do not split into {stages} stages")
     weight_bytes = model.weights * _WEIGHT_BYTES
-    room = device.memory_bytes * (1 - _RESERVED) * tp - weight_bytes
+    room = device.memory_bytes * (1 - _RESERVED) * gpus - weight_bytes
     # KV heads are copied where there are fewer of them than GPUs.
     copies = max(1, tp // model.kv_heads)
     kv_tokens = int(room // (model.kv_token_bytes * copies))
-    if kv_tokens < 1:
+    if kv_tokens < stages:
         raise DesignError(
-            f"{model.name} has {weight_bytes / 1e9:.0f} GB of weights: {tp} x {device.name} "
-            f"({device.memory_bytes * tp / 1e9:.0f} GB) are too small"
+            f"{model.name} has {weight_bytes / 1e9:.0f} GB of weights: {gpus} x {device.name} "
+            f"({device.memory_bytes * gpus / 1e9:.0f} GB) are too small"
         )
     flops = device.flops * tp * eff.matrix
     token_s = 2 * model.active_weights / flops + _reduce_s(model, device, tp, eff)
@@ -63,7 +76,7 @@ def price(
     fixed_s = read_s + model.layers * (eff.layer_s + 2 * (tp > 1) * _rounds(tp) * eff.hop_s)
     attention = device.flops * tp * eff.attention
     cache = device.memory_bytes_per_s * tp * eff.cache_read
-    return Price(
+    whole = Price(
         name=f"{model.name}:{device.name}:tp{tp}",
         step_s=fixed_s,
         token_s=token_s,
@@ -73,22 +86,51 @@ def price(
         kv_token_bytes=model.kv_token_bytes,
         kv_tokens=kv_tokens,
     )
+    hop_token_s = model.hidden * _WEIGHT_BYTES / (device.peer_bytes_per_s * eff.peer)
+    return piped(whole, stages, kv_tokens, eff.stage_s, hop_token_s)
+
+
+def parallel(tp: int, stages: int = 1) -> str:
+    """As prices are named: `tp2`, `tp2pp4`."""
+    return f"tp{tp}" if stages == 1 else f"tp{tp}pp{stages}"
 
 
 def find(text: str) -> Price:
-    """A published price by name ('opt-13b:tp1'), or MODEL:GPU[:tpN]. Raises DesignError."""
+    """A published price by name ('opt-13b:tp1', 'opt-66b:tp2pp2'), or MODEL:GPU[:tpN[ppM]]. Raises
+    DesignError."""
     if text in PRICES:
         return PRICES[text]
     name, _, rest = text.partition(":")
-    gpu, _, parallel = rest.partition(":")
+    gpu, _, split = rest.partition(":")
+    fit = _PARALLEL.fullmatch(rest)
+    if fit is not None and f"{name}:tp{fit[1]}" in PRICES:
+        return _published(name, int(fit[1]), int(fit[2] or 1))
     if name not in MODELS:
         raise DesignError(f"unknown model {name!r}; there are: {', '.join(MODELS)}")
     if gpu not in DEVICES:
         raise DesignError(f"unknown GPU {gpu!r}; there are: {', '.join(DEVICES)}")
-    digits = parallel.removeprefix("tp") or "1"
-    if not digits.isdecimal():
-        raise DesignError(f"{text!r}; expected MODEL:GPU:tpN")
-    return price(MODELS[name], DEVICES[gpu], int(digits))
+    how = _PARALLEL.fullmatch(split or "tp1")
+    if how is None:
+        raise DesignError(f"{text!r}; expected MODEL:GPU:tpN or MODEL:GPU:tpNppM")
+    return price(MODELS[name], DEVICES[gpu], int(how[1]), stages=int(how[2] or 1))
+
+
+def _published(name: str, tp: int, stages: int) -> Price:
+    """A pipeline of a measured fit. Each GPU more has been found to add as much room as the one
+    before. Raises DesignError."""
+    if stages < 1:
+        raise DesignError(f"{name}: {stages} stages; expected at least 1")
+    rooms = sorted(
+        (price.devices, price.kv_tokens)
+        for known, price in PRICES.items()
+        if known.startswith(f"{name}:tp")
+    )
+    (few, less), (many, more) = rooms[0], rooms[-1]
+    each = (more - less) / (many - few)
+    gpus = tp * stages
+    found = PRICES[f"{name}:tp{tp}"]
+    kv_tokens = found.kv_tokens + round((gpus - tp) * each)
+    return piped(found, stages, kv_tokens, _FIT_HOP_S, _FIT_HOP_TOKEN_S)
 
 
 def _rounds(tp: int) -> int:

@@ -40,7 +40,7 @@ _QUESTION = Question(
     link=_LINK,
     slo=Slo(1.0, 1.0),
     draw=_draw,
-    price_of=lambda width: _OPT,
+    price_of=lambda tp, stages: _OPT,
     search=_search,
 )
 

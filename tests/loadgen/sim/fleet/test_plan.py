@@ -32,8 +32,8 @@ def _lecture(design: Design, draw: Draw, slo: Slo, share: float, first_per_s: fl
     return Goodput(min(prefill, decode, moved), design.devices, ())
 
 
-def _one_gpu(width: int) -> Price:
-    if width > 1:
+def _one_gpu(tp: int, stages: int) -> Price:
+    if tp * stages > 1:
         raise DesignError("the lecture has one GPU a worker")
     return PRICES["opt-13b:tp1"]
 
@@ -95,8 +95,8 @@ def test_where_nothing_serves_the_binding_objective_is_named() -> None:
 
 
 def test_weights_that_fit_nowhere_are_named() -> None:
-    def too_big(width: int) -> Price:
-        raise DesignError(f"too small with {width}")
+    def too_big(tp: int, stages: int) -> Price:
+        raise DesignError(f"too small with {tp} x {stages}")
 
-    with pytest.raises(DesignError, match="too small with 2"):
+    with pytest.raises(DesignError, match="too small with 1 x 2"):
         search(replace(_QUESTION, price_of=too_big))
