@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -94,6 +94,11 @@ def pair(prefill: Price, decode: Price, prefills: int, decodes: int, link: Link 
         block_tokens=64,
         route="disaggregated",
     )
+
+
+def pausing(price: Price, workers: int) -> Design:
+    """Servers before chunked prefill: whole prompts, and sequences wait for them."""
+    return colocated(replace(price, pauses=True), workers, WHOLE_TOKENS)
 
 
 def colocated(price: Price, workers: int, step_tokens: int) -> Design:

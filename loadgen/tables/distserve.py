@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from loadgen import arrivals
-from loadgen.sim.fleet import plan
+from loadgen.sim.fleet import plan, roofline
 from loadgen.sim.fleet.callers import Row
 from loadgen.sim.fleet.design import Design, Link
 from loadgen.sim.fleet.figures import Slo, summarise
@@ -18,16 +18,15 @@ from loadgen.sim.fleet.fleet import Fleet
 from loadgen.sim.fleet.goodput import Draw
 from loadgen.sim.fleet.prices import PRICES, Price
 from loadgen.tables.claim import (
-    WHOLE_TOKENS,
     Claim,
     Line,
     Setting,
     Verdict,
-    colocated,
     equal,
     inside,
     near,
     pair,
+    pausing,
     per_gpu,
 )
 from loadgen.workloads.prefixes import log_normal
@@ -86,13 +85,20 @@ class Contest:
     slo: Slo
     old: str
     prefill: str
-    decode: str
+    decodes: tuple[str, ...]
     counts: tuple[tuple[int, int], ...]
-    """Prefill and decode workers to try."""
+    """Prefill and decode workers to try, with each kind of decode worker."""
     ratio: tuple[float, float]
     """Published: rate per GPU against vLLM, lowest and highest."""
     requests: int = 160
     first_per_s: float = 2.0
+
+    def pairs(self) -> Iterator[Design]:
+        for decode in self.decodes:
+            for prefills, decodes in self.counts:
+                prices = PRICES[self.prefill], roofline.find(decode)
+                design = pair(*prices, prefills, decodes)
+                yield replace(design, stride=_STRIDE, chunk_tokens=_CHUNK)
 
 
 _CONTESTS: Final = (
@@ -102,7 +108,7 @@ _CONTESTS: Final = (
         Slo(0.25, 0.1),
         "vllm-opt-13b:tp1",
         "opt-13b:tp2",
-        "opt-13b:tp1",
+        ("opt-13b:tp1",),
         ((1, 1), (2, 1)),
         (2.0, 4.6),
     ),
@@ -112,7 +118,7 @@ _CONTESTS: Final = (
         Slo(2.5, 0.15),
         "vllm-opt-66b:tp4",
         "opt-66b:tp4",
-        "opt-66b:tp4",
+        ("opt-66b:tp4", "opt-66b:tp2pp2"),
         ((1, 1), (2, 1)),
         (2.0, 4.6),
     ),
@@ -122,7 +128,7 @@ _CONTESTS: Final = (
         Slo(0.125, 0.2),
         "vllm-opt-66b:tp4",
         "opt-66b:tp8",
-        "opt-66b:tp4",
+        ("opt-66b:tp4", "opt-66b:tp2pp2"),
         ((1, 1), (2, 1)),
         (5.7, 5.7),
     ),
@@ -132,7 +138,7 @@ _CONTESTS: Final = (
         Slo(15.0, 0.15),
         "vllm-opt-66b:tp4",
         "opt-66b:tp4",
-        "opt-66b:tp4",
+        ("opt-66b:tp4", "opt-66b:tp2pp2"),
         ((1, 1), (2, 1)),
         (4.3, 4.3),
     ),
@@ -144,13 +150,9 @@ def _goodput(setting: Setting) -> Iterator[Line]:
         draw = drawn(contest.lengths, setting.count(contest.requests))
         first = contest.first_per_s
         setting.note(f"{contest.name}: whole prompts")
-        old = per_gpu(
-            _roomy(colocated(PRICES[contest.old], 1, WHOLE_TOKENS)), draw, contest.slo, first
-        )
+        old = per_gpu(_roomy(pausing(PRICES[contest.old], 1)), draw, contest.slo, first)
         best, name = 0.0, ""
-        for prefills, decodes in contest.counts:
-            design = pair(PRICES[contest.prefill], PRICES[contest.decode], prefills, decodes)
-            design = replace(design, stride=_STRIDE, chunk_tokens=_CHUNK)
+        for design in contest.pairs():
             setting.note(f"{contest.name}: {plan.name_of(design)}")
             found = per_gpu(design, draw, contest.slo, first * design.devices)
             if found > best:
@@ -175,36 +177,52 @@ def _roomy(design: Design) -> Design:
 
 
 _PUBLISHED_CHOICE: Final = {
-    "13b": ("2", "1"),
-    "66b": ("4", "2 x PP2"),
+    "13b": ("tp2", "tp1"),
+    "66b": ("tp4", "tp2pp2"),
 }
+_SHAPES: Final = {
+    "13b": ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2)),
+    "66b": ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2)),
+}
+_CAP: Final = 50_000
+"""Tokens of one decode batch in their simulator, which does not know what a GPU has room for."""
 
 
 def _choice(setting: Setting) -> Iterator[Line]:
-    for size, slo, widths in (
-        ("13b", Slo(0.25, 0.1), (1, 2, 4)),
-        ("66b", Slo(2.5, 0.15), (2, 4, 8)),
-    ):
-        prices = {width: PRICES[f"opt-{size}:tp{width}"] for width in widths}
-        draw = drawn(SHAREGPT, setting.count(160))
+    for size, slo in (("13b", Slo(0.25, 0.1)), ("66b", Slo(2.5, 0.15))):
+        for memory in ("their cap", "memory of the GPUs"):
+            yield from _phases(setting, size, slo, memory)
 
-        question = plan.Question(
-            gpus=max(widths) * 2,
-            node_gpus=8,
-            link=Link(bytes_per_s=300e9),
-            slo=slo,
-            draw=draw,
-            price_of=prices.__getitem__,
-            first_per_s=2.0,
-        )
-        phases = plan.alone(question, widths, setting.note)
-        for phase, wanted in zip(("prefill", "decode"), _PUBLISHED_CHOICE[size], strict=True):
-            ours = [choice for choice in phases if choice.name.startswith(phase)]
-            best = max(ours, key=lambda choice: choice.found.per_device)
-            width = best.name.rpartition("tp")[2]
-            rates = " ".join(f"{choice.found.per_device:.2f}" for choice in ours)
-            name = f"{size} {phase}, TP {'/'.join(map(str, widths))}: {rates}"
-            yield Line(name, f"TP {wanted}", f"TP {width}", equal(width, wanted))
+
+def _phases(setting: Setting, size: str, slo: Slo, memory: str) -> Iterator[Line]:
+    """The best worker of each phase alone."""
+
+    def price_of(tp: int, stages: int) -> Price:
+        found = roofline.find(f"opt-{size}:tp{tp}pp{stages}")
+        return replace(found, kv_tokens=_CAP * stages) if memory == "their cap" else found
+
+    question = plan.Question(
+        gpus=16,
+        node_gpus=8,
+        link=Link(bytes_per_s=300e9),
+        slo=slo,
+        draw=drawn(SHAREGPT, setting.count(160)),
+        price_of=price_of,
+        first_per_s=2.0,
+    )
+    note = lambda text: setting.note(f"{size}, {memory}: {text}")  # noqa: E731
+    phases = plan.alone(question, _SHAPES[size], note)
+    for phase, wanted in zip(("prefill", "decode"), _PUBLISHED_CHOICE[size], strict=True):
+        ours = [choice for choice in phases if choice.name.startswith(phase)]
+        best = max(ours, key=lambda choice: choice.found.per_device)
+        rates = " ".join(f"{_worker(c)} {c.found.per_device:.2f}" for c in ours)
+        setting.note(f"{size} {phase}, {memory}: {rates}")
+        name = f"{size} {phase}, {memory}, {best.found.per_device:.2f}/GPU"
+        yield Line(name, wanted, _worker(best), equal(_worker(best), wanted))
+
+
+def _worker(choice: plan.Choice) -> str:
+    return choice.name.rpartition(":")[2]
 
 
 # -- extras off --------------------------------------------------------------------------------
@@ -231,13 +249,14 @@ def _attainment(design: Design, workload: Workload) -> float:
 
 
 def _crosscheck(setting: Setting) -> Iterator[Line]:
-    """Rates are per 4 GPUs for vLLM, and per 8 for a pair; the published axis is per GPU x 8."""
+    """Rates are those of one vLLM worker of 4 GPUs, and of one pair of 8."""
     draw = drawn(SHAREGPT, setting.count(200))
     nothing = Link(bytes_per_s=1e15, setup_s=0.0)
     old, own = _off(PRICES["vllm-opt-66b:tp4"]), _off(PRICES["opt-66b:tp4"])
+    decode = _off(roofline.find("opt-66b:tp2pp2"))
     sides = {
-        "vLLM": replace(colocated(old, 1, WHOLE_TOKENS), link=nothing),
-        "DistServe-Low": replace(pair(own, own, 1, 1, nothing), stride=_STRIDE),
+        "vLLM": replace(pausing(old, 1), link=nothing),
+        "DistServe-Low": replace(pair(own, decode, 1, 1, nothing), stride=_STRIDE),
     }
     for name, design in sides.items():
         found = []
@@ -257,22 +276,23 @@ CLAIMS: Final = (
         inputs="OPT on A100-80G by DistServe's and vLLM's fits, published mean lengths and SLOs, "
         "90 % within both, link 300 GB/s inside a node, handoffs and memory on",
         missing="the real ShareGPT, HumanEval and LongBench lengths (log-normal of the published "
-        "means here, deviations guessed), pipeline parallelism, vLLM's swapping",
+        "means here, deviations guessed), vLLM's swapping",
         measure=_goodput,
     ),
     Claim(
         name="DistServe placement",
         source="DistServe, OSDI 2024, algorithm 1 and section 6.4",
-        inputs="each phase alone, the other one free; goodput per GPU at the chat SLOs",
-        missing="pipeline parallelism (66B decode is published as TP2 x PP2), real lengths",
+        inputs="each phase alone, the other one free; goodput per GPU at the chat SLOs; once with "
+        "the 50,000 tokens that their simulator allows a batch, once with the room of the GPUs",
+        missing="real lengths",
         measure=_choice,
     ),
     Claim(
         name="DistServe cross-check",
         source="DistServe, OSDI 2024, table 2, simulated columns (66B, chat)",
-        inputs="transfer free, memory endless, fits of TP4 for both, 0.4 s and 100 ms as its plots",
-        missing="real ShareGPT lengths, how many GPUs the table's rates are for, "
-        "PP2 of its decode workers; their baseline is prefill-first, here prompts join the step",
+        inputs="transfer free, memory endless, P TP4 and D TP2 x PP2, 0.4 s and 100 ms as in its "
+        "plots; the baseline computes prompts first",
+        missing="real ShareGPT lengths, how many GPUs the table's rates are for",
         measure=_crosscheck,
     ),
 )

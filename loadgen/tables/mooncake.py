@@ -69,12 +69,14 @@ def _pool(setting: Setting) -> Iterator[Line]:
         kvpools=0,
         route="colocated",
         policy="least_requests",
+        decode=replace(PRICE, pauses=True),
         step_tokens=WHOLE_TOKENS,
         chunk_tokens=WHOLE_TOKENS,
     )
     alone = _rows(apart, workload)
     setting.note("the same with chunks of 512")
-    chunked = _rows(replace(apart, step_tokens=512, chunk_tokens=2_048, policy="baton"), workload)
+    mixed = replace(apart, decode=PRICE, step_tokens=512, chunk_tokens=2_048, policy="baton")
+    chunked = _rows(mixed, workload)
     setting.note("8P+8D with a pool")
     pooled = _rows(replace(_split(_NODES), stride=8), workload)
     for gap_s, gain in _GAINS:
