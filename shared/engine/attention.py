@@ -27,30 +27,6 @@ class StepAttention(Protocol):
         ...
 
 
-class DeviceAttention:
-    """Runs the paged kernels."""
-
-    def __init__(self, kv: PagedKv, items: Sequence[StepItem], rules: AttentionRules) -> None:
-        # Loading Triton costs seconds and memory that a CPU engine never needs.
-        from kernels.paged_attention.plan import Span, build
-
-        spans = [Span(item.start, len(item.tokens), item.page_table) for item in items]
-        self._kv = kv
-        self._rules = rules
-        group = rules.heads // kv.layout.kv_heads
-        self._plans = {
-            window: build(spans, group, kv.device, window=window or None)
-            for window in set(rules.windows) or {0}
-        }
-
-    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        from kernels.dispatch import paged_attention
-
-        plan = self._plans[self._rules.window(layer)]
-        cells = self._kv.cells[:, layer]
-        return paged_attention(plan, queries.contiguous(), cells, self._rules.scale)
-
-
 def plan_attention(
     kv: PagedKv,
     items: Sequence[StepItem],
@@ -58,10 +34,8 @@ def plan_attention(
     workspace: Workspace,
     library: ctypes.CDLL | None = None,
 ) -> StepAttention:
-    """The attention of this step on the device that holds the pages. `library`: the CPU's
-    compiled one (float32 queries whatever the pages' dtype); None: torch's."""
-    if kv.device.type == "cuda":
-        return DeviceAttention(kv, items, rules)
+    """The attention of this step over pages in host memory. `library`: the compiled one (float32
+    queries whatever the pages' dtype); None: torch's."""
     if library is not None:
         return NativeAttention(library, kv, items, rules)
     return HostAttention(kv, items, rules, workspace)
@@ -76,7 +50,7 @@ def host_library(layout: PageLayout, rules: AttentionRules, weights: str) -> cty
     return found.functions
 
 
-def check_rules(rules: AttentionRules, device: torch.device) -> None:
-    """Raise StartupError where the kernels of this device cannot follow the rules."""
-    if device.type == "cuda" and rules.cap:
+def check_rules(rules: AttentionRules, by_kernels: bool) -> None:
+    """Raise StartupError where a GPU's kernels cannot follow the rules."""
+    if by_kernels and rules.cap:
         raise StartupError("capped attention scores run on the CPU only in this release")

@@ -15,7 +15,7 @@ import torch
 from shared.engine.attention import StepAttention
 from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import StepItem
-from shared.engine.graph_plan import GraphPlan, Shape, padded, widest_items
+from shared.engine.graph_plan import GraphPlan, Shape, padded
 from shared.engine.model import DecoderModel, StepInputs
 from shared.engine.paged_kv import PagedKv
 from shared.ids import PageId
@@ -68,36 +68,6 @@ class StaticAttention(StepAttention, Protocol):
         ...
 
 
-class DeviceStaticAttention:
-    """The paged decode kernel over tables of fixed width. Its grid has room for the longest
-    context of the shape; programs beyond an item's end find nothing to do."""
-
-    def __init__(self, kv: PagedKv, rules: AttentionRules, shape: Shape) -> None:
-        from kernels.paged_attention.plan import Span, build
-
-        widest = widest_items(shape, kv.layout.block_tokens)
-        spans = [Span(item.start, 1, item.page_table) for item in widest]
-        self._plan = build(spans, rules.heads // kv.layout.kv_heads, kv.device)
-        self._kv = kv
-        self._scale = rules.scale
-
-    def fill(self, items: Sequence[StepItem]) -> None:
-        decode = self._plan.decode
-        if decode is None:
-            raise AssertionError("a recorded step decodes")
-        width = decode.tables.shape[1]
-        tables = [[*item.page_table, *[0] * (width - len(item.page_table))] for item in items]
-        decode.tables.copy_(torch.tensor(tables, dtype=torch.int32), non_blocking=True)
-        lengths = [item.start + 1 for item in items]
-        decode.lengths.copy_(torch.tensor(lengths, dtype=torch.int32), non_blocking=True)
-
-    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        from kernels.dispatch import paged_attention
-
-        cells = self._kv.cells[:, layer]
-        return paged_attention(self._plan, queries.contiguous(), cells, self._scale)
-
-
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     inputs: StepInputs
@@ -131,6 +101,8 @@ class DecodeGraphs:
         models with a window, whose layers differ in what they look at."""
         if kv.device.type != "cuda" or not plan.items or any(rules.windows):
             return None
+        from shared.engine.device_attention import DeviceStaticAttention
+
         recorder = CudaRecorder(kv.device)
         return cls(model, kv, plan, recorder, lambda at: DeviceStaticAttention(kv, rules, at))
 

@@ -97,13 +97,12 @@ class DecoderModel:
         if self._plain is not None and isinstance(attention, NativeAttention):
             if self._plain.rounded(attention):
                 hidden = self._plain.run_all(hidden, turns, inputs.new_rows, attention)
-                return self._told(hidden)
+                return self._told(self._norm(hidden, weights.norm))
             done = len(weights.layers) - 1
             self._plain.run(done, hidden, turns, inputs.new_rows, attention)
         else:
             done = 0
-        hidden = self._run(hidden, done, turns, inputs, attention)
-        return self._told(hidden)
+        return self._told(self._run(hidden, done, turns, inputs, attention))
 
     def _run(
         self,
@@ -113,27 +112,30 @@ class DecoderModel:
         inputs: StepInputs,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """The layers from `done` on, operation by operation: [drawing item, hidden]."""
+        """The layers from `done` on, operation by operation: the last norm, [drawing item,
+        hidden]."""
         layers = self._weights.layers
         last = len(layers) - 1
+        normed = self._norm(hidden, layers[done].attn_norm)
         for number, layer in enumerate(layers[done:], done):
             turn = turns[self._spec.window(number) > 0]
-            queries = self._queries(number, layer, hidden, turn, inputs.new_rows)
+            queries = self._queries(number, layer, normed, turn, inputs.new_rows)
             if number == last:
                 break
             mixed = attention.attend(number, queries)
-            hidden = self._finish(layer, hidden, mixed)
+            hidden, normed = self._finish(layer, hidden, mixed, layers[number + 1].attn_norm)
         if not len(inputs.drawn_rows):
             return hidden.new_empty((0, self._spec.hidden))
         mixed = attention.attend(last, queries)[inputs.drawn_rows]
-        return self._finish(layers[last], hidden[inputs.drawn_rows], mixed)
+        kept = hidden[inputs.drawn_rows]
+        return self._finish(layers[last], kept, mixed, self._weights.norm)[1]
 
-    def _told(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of the last layer's rows."""
+    def _told(self, normed: torch.Tensor) -> torch.Tensor:
+        """Logits of the normed rows of the last layer."""
         spec, weights = self._spec, self._weights
-        if not len(hidden):
-            return hidden.new_empty((0, spec.vocab), dtype=torch.float32)
-        part = self._operations.project(self._norm(hidden, weights.norm), weights.head).float()
+        if not len(normed):
+            return normed.new_empty((0, spec.vocab), dtype=torch.float32)
+        part = self._operations.project(normed, weights.head).float()
         return capped(self._team.join(part, spec.vocab), spec.logit_cap)
 
     def _turns(self, positions: torch.Tensor) -> tuple[Turn, Turn]:
@@ -146,16 +148,16 @@ class DecoderModel:
         self,
         number: int,
         layer: LayerWeights,
-        hidden: torch.Tensor,
+        normed: torch.Tensor,
         turn: Turn,
         new_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Store the layer's keys and values; give the queries, [token, head, head_dim]."""
         spec = self._spec
-        mixed = self._operations.project(self._norm(hidden, layer.attn_norm), layer.qkv)
+        mixed = self._operations.project(normed, layer.qkv)
         if layer.qkv_bias is not None:
             mixed += layer.qkv_bias
-        heads = mixed.view(len(hidden), -1, spec.head_dim)
+        heads = mixed.view(len(normed), -1, spec.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             keys = slice(spec.heads, spec.heads + spec.kv_heads)
             heads[:, : spec.heads] = self._norm(heads[:, : spec.heads], layer.q_norm)
@@ -164,11 +166,17 @@ class DecoderModel:
         return heads[:, : spec.heads]
 
     def _finish(
-        self, layer: LayerWeights, hidden: torch.Tensor, mixed: torch.Tensor
-    ) -> torch.Tensor:
-        hidden = self._onto(hidden, mixed.flatten(1), layer.out, layer.attn_post_norm)
-        both = self._operations.project(self._norm(hidden, layer.ffn_norm), layer.gate_up)
-        return self._onto(hidden, self._gated(both), layer.down, layer.ffn_post_norm)
+        self,
+        layer: LayerWeights,
+        hidden: torch.Tensor,
+        mixed: torch.Tensor,
+        next_norm: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a layer leaves, and its norm as what follows wants it."""
+        rows, post_norm = mixed.flatten(1), layer.attn_post_norm
+        hidden, normed = self._onto(hidden, rows, layer.out, post_norm, layer.ffn_norm)
+        rows = self._gated(self._operations.project(normed, layer.gate_up))
+        return self._onto(hidden, rows, layer.down, layer.ffn_post_norm, next_norm)
 
     def _onto(
         self,
@@ -176,12 +184,17 @@ class DecoderModel:
         rows: torch.Tensor,
         matrix: Matrix,
         post_norm: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """The end of a half: hidden + (all ranks' rows @ matrix.T, normed where it has that)."""
+        next_norm: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The end of a half: hidden + (all ranks' rows @ matrix.T, normed where it has that), and
+        the norm of that."""
         if post_norm is None and self._team.size == 1:
-            return self._operations.project(rows, matrix, onto=hidden)
+            hidden = self._operations.project(rows, matrix, onto=hidden)
+            return hidden, self._norm(hidden, next_norm)
         half = self._team.sum_(self._operations.project(rows, matrix))
-        return hidden + (half if post_norm is None else self._norm(half, post_norm))
+        if post_norm is not None:
+            half = self._norm(half, post_norm)
+        return self._operations.add_norm(half, hidden, next_norm, self._spec.rms_eps)
 
     def _gated(self, both: torch.Tensor) -> torch.Tensor:
         if self._spec.activation == "silu":

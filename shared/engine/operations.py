@@ -28,6 +28,12 @@ class Operations(Protocol):
         """RMSNorm over the last dimension, of any strides."""
         ...
 
+    def add_norm(
+        self, part: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden + part, whose memory may be that of either, and the RMSNorm of it."""
+        ...
+
     def project(
         self, rows: torch.Tensor, matrix: Matrix, onto: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -53,15 +59,21 @@ class TorchOperations:
         self._kv = kv
 
     def embed(self, tokens: torch.Tensor, table: Matrix) -> torch.Tensor:
-        return functional.embedding(tokens, _plain(table))
+        return functional.embedding(tokens, plain(table))
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         return functional.rms_norm(rows, weight.shape, weight, epsilon)
 
+    def add_norm(
+        self, part: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = hidden + part
+        return hidden, self.norm(hidden, weight, epsilon)
+
     def project(
         self, rows: torch.Tensor, matrix: Matrix, onto: torch.Tensor | None = None
     ) -> torch.Tensor:
-        found = project(rows, _plain(matrix))
+        found = project(rows, plain(matrix))
         return found if onto is None else onto + found
 
     def turn_and_store(
@@ -92,7 +104,8 @@ def columns(matrix: Matrix) -> int:
     return matrix.shape[1] if isinstance(matrix, torch.Tensor) else matrix.ins
 
 
-def _plain(matrix: Matrix) -> torch.Tensor:
+def plain(matrix: Matrix) -> torch.Tensor:
+    """A matrix that was not packed. Raises TypeError."""
     if isinstance(matrix, torch.Tensor):
         return matrix
     raise TypeError("packed weights need the operations that they were packed for")

@@ -53,6 +53,13 @@ class PagedKv:
         heads = torch.arange(self.layer_strips) * block
         return (torch.cat(starts)[:, None] + heads).flatten().to(self.device)
 
+    def slots(self, new_rows: torch.Tensor) -> torch.Tensor:
+        """[token] int32: page * block_tokens + offset of what `new_rows` gave, on its device."""
+        block = self.layout.block_tokens
+        first = new_rows.view(-1, self.layer_strips)[:, 0]
+        pages = first // (self.layout.layers * self.layer_strips * block)
+        return (pages * block + first % block).int()
+
     def write(self, layer: int, new_rows: torch.Tensor, values: torch.Tensor) -> None:
         """Store one layer's keys and values, [token, k|v * kv_head, head_dim]."""
         rows = new_rows + layer * self.layer_strips * self.layout.block_tokens

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from shared.checkpoint.checkpoint import Checkpoint
-from shared.engine.attention import check_rules, host_library, plan_attention
+from shared.engine.attention import StepAttention, check_rules, host_library, plan_attention
 from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import StepItem, StepResult
 from shared.engine.checking import Limits, check_items
@@ -23,6 +24,7 @@ from shared.engine.logprobs import score
 from shared.engine.model import DecoderModel, step_inputs
 from shared.engine.native.library import rounds
 from shared.engine.native.operations import NativeOperations
+from shared.engine.operations import Operations
 from shared.engine.paged_kv import DTYPES, PagedKv
 from shared.engine.sampler import sample
 from shared.engine.sharded_pages import ShardedPages
@@ -33,6 +35,9 @@ from shared.errors import EngineError, StartupError
 from shared.ids import PageId
 from shared.kv.layout import PageLayout
 from shared.wire.sampling import TokenLogprobs
+
+if TYPE_CHECKING:
+    from shared.engine.device_kernels import DeviceKernels
 
 
 class TorchEngine:
@@ -46,8 +51,10 @@ class TorchEngine:
         pages: HostPages | DevicePages,
         tuned: Tuned,
         library: ctypes.CDLL | None = None,
+        kernels: DeviceKernels | None = None,
     ) -> None:
-        """`library` computes attention on the CPU; None: torch does."""
+        """`library` computes attention on the CPU; None: torch does. `kernels`: a GPU's, which
+        also draw."""
         self._checkpoint = checkpoint
         self._model = model
         self._kv = kv
@@ -60,6 +67,7 @@ class TorchEngine:
         self._limits = Limits(spec.vocab, spec.context, pages.pages, kv.layout.block_tokens)
         self.tuned = tuned
         self._library = library
+        self._kernels = kernels
         self._graphs: DecodeGraphs | None = None
 
     @classmethod
@@ -80,9 +88,10 @@ class TorchEngine:
         team = team or Alone()
         layout = layout.shard(team.size)
         rules = AttentionRules.of(checkpoint.spec.shard(team.size))
-        check_rules(rules, place)
+        by_kernels = setup.kernels or place.type == "cuda"
+        check_rules(rules, by_kernels)
         dtype = DTYPES[layout.dtype]
-        library = host_library(layout, rules, setup.weights) if place.type == "cpu" else None
+        library = None if by_kernels else host_library(layout, rules, setup.weights)
         tuned = tune(checkpoint.tensors, dtype, library, setup)
         kept = tuned.weights if library else None
         try:
@@ -96,9 +105,12 @@ class TorchEngine:
                 f"{layout.page_bytes} bytes; lower kv_pages"
             ) from error
         kv = PagedKv(view, layout)
-        operations = NativeOperations(library, kv) if library else None
+        kernels = _kernels(kv, rules) if by_kernels else None
+        operations: Operations | None = kernels.operations if kernels else None
+        if library:
+            operations = NativeOperations(library, kv)
         model = DecoderModel(checkpoint.spec, placed, kv, team, operations)
-        return cls(checkpoint, model, kv, memory, tuned, library)
+        return cls(checkpoint, model, kv, memory, tuned, library, kernels)
 
     def record_graphs(self, most_sequences: int) -> int:
         """Record decode steps of up to so many sequences, where the device has graphs; overwrites
@@ -182,7 +194,7 @@ class TorchEngine:
         if logits is None:
             logits = self._logits(items)
         draws = [item.draw for item in items if item.draw is not None]
-        tokens = sample(logits, draws)
+        tokens = (self._kernels.sample if self._kernels else sample)(logits, draws)
         told = score(logits, draws, tokens)
         if self._kv.device.type == "cuda":
             # Peers read pages from outside this stream: they must be complete by now.
@@ -190,8 +202,18 @@ class TorchEngine:
         return tokens, told
 
     def _logits(self, items: Sequence[StepItem]) -> torch.Tensor:
-        attention = plan_attention(self._kv, items, self._rules, self._workspace, self._library)
-        return self._model.forward(step_inputs(self._kv, items), attention)
+        return self._model.forward(step_inputs(self._kv, items), self._planned(items))
+
+    def _planned(self, items: Sequence[StepItem]) -> StepAttention:
+        if self._kernels:
+            return self._kernels.plan(items)
+        return plan_attention(self._kv, items, self._rules, self._workspace, self._library)
+
+
+def _kernels(kv: PagedKv, rules: AttentionRules) -> DeviceKernels:
+    from shared.engine.device_kernels import DeviceKernels
+
+    return DeviceKernels(kv, rules)
 
 
 def _device(name: str) -> torch.device:

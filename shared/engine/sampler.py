@@ -14,7 +14,7 @@ from shared.engine.row_groups import in_groups
 from shared.engine.shaping import shape
 from shared.errors import EngineError
 
-_GREEDY_BELOW: Final = 1e-5
+GREEDY_BELOW: Final = 1e-5
 """Temperatures below leave nothing to chance, and float32 could not divide by them."""
 
 
@@ -28,7 +28,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     if not bool(logits.gather(1, best[:, None]).isfinite().all()):
         raise EngineError("logits are not finite")
     tokens: list[int] = best.tolist()
-    chancy = [row for row, draw in enumerate(draws) if draw.temperature >= _GREEDY_BELOW]
+    chancy = [row for row, draw in enumerate(draws) if draw.temperature >= GREEDY_BELOW]
     for rows, draw in (
         ([row for row in chancy if not _narrow(draws[row])], _draw_among_all),
         ([row for row in chancy if _narrow(draws[row])], _draw_among_likeliest),

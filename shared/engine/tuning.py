@@ -38,6 +38,8 @@ class HostSetup:
 
     threads: int = 0
     weights: str = AUTO
+    kernels: bool = False
+    """The GPU's kernels on the CPU, too, in Triton's interpreter: for tests."""
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:

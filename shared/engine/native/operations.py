@@ -75,6 +75,12 @@ class NativeOperations:
         )
         return out
 
+    def add_norm(
+        self, part: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = hidden + part
+        return hidden, self.norm(hidden, weight, epsilon)
+
     def project(
         self,
         rows: torch.Tensor,

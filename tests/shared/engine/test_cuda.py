@@ -37,6 +37,27 @@ def test_tokens_equal_the_cpu(checkpoint: Checkpoint) -> None:
     assert run(device, PROMPT, 12, seed=5) == run(host, PROMPT, 12)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fused_step_gives_the_same_bits(checkpoint: Checkpoint, dtype: str) -> None:
+    """And the costs that choose it are measured at start where that can pay."""
+    from shared.engine.device_kernels import DeviceKernels
+
+    one = build_engine(checkpoint, "cuda", dtype, PAGES, BLOCK, "torch")
+    assert isinstance(one, TorchEngine) and isinstance(one._kernels, DeviceKernels)
+    assert (one._kernels._fusing.costs is None) == (dtype == "float32")
+    places = scattered(PAGES, 40, 4)
+    prefill(one, PROMPT[:200], places[:20])
+    prefill(one, PROMPT[:120], places[20:])
+    items = [
+        StepItem((5,), 200, places[:20], Draw(0.0, 1.0, 0, 0)),
+        StepItem(tuple(PROMPT[120:200]), 120, places[20:], Draw(0.0, 1.0, 0, 0)),
+    ]
+    one._kernels = DeviceKernels(one._kv, one._rules, "never")
+    serial = one.logits(items)
+    one._kernels = DeviceKernels(one._kv, one._rules, "always")
+    assert torch.equal(one.logits(items), serial)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_runs_and_pages_match_their_checksums(
     checkpoint: Checkpoint, dtype: str

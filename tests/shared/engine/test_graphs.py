@@ -14,8 +14,9 @@ from shared.checkpoint import Checkpoint, open_checkpoint
 from shared.engine.attention import StepAttention, plan_attention
 from shared.engine.batch import Draw, StepItem
 from shared.engine.building import build_engine
+from shared.engine.device_attention import DeviceStaticAttention
 from shared.engine.graph_plan import MOST_GRAPHS, Shape, graph_plan, padded
-from shared.engine.graphs import DecodeGraphs, DeviceStaticAttention, Replay, StaticAttention
+from shared.engine.graphs import DecodeGraphs, Replay, StaticAttention
 from shared.engine.model import step_inputs
 from shared.engine.runner import TorchEngine
 
