@@ -81,6 +81,7 @@ def design(options: argparse.Namespace) -> Design:
         decode=price(options, options.decode_tp, options.decode_pp),
         link=learnt.link() if learnt else Link(bytes_per_s=options.link_gb * GIGA),
         front_s=learnt.front_s if learnt else 0.0,
+        beside=learnt.beside if learnt else 1.0,
         block_tokens=options.block_tokens,
         chunk_tokens=options.chunk_tokens,
         step_tokens=options.step_tokens,

@@ -2,13 +2,13 @@
 
 {"format":"baton.costs/1","name":"run-…","step_s":…,"token_s":…,"pair_s":…,"decode_step_s":…,
  "decode_token_s":…,"decode_sequence_s":…,"setup_s":…,"bytes_per_s":…,"front_s":…,
- "kv_token_bytes":…,"kv_tokens":…}
+ "kv_token_bytes":…,"kv_tokens":…,"chunk_tokens":…,"beside":…}
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,8 @@ from loadgen.sim.fleet.design import DesignError, Link
 from loadgen.sim.fleet.prices import DecodePrice, Price
 
 FORMAT: Final = "baton.costs/1"
-_POSITIVE: Final = ("bytes_per_s", "kv_token_bytes", "kv_tokens")
+_POSITIVE: Final = ("bytes_per_s", "kv_token_bytes", "kv_tokens", "chunk_tokens", "beside")
+_WHOLE: Final = ("kv_token_bytes", "kv_tokens", "chunk_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,10 @@ class Costs:
     """Of a first token: what is neither waiting in line nor computing."""
     kv_token_bytes: int
     kv_tokens: int
+    chunk_tokens: int = 2_048
+    """Of the longest chunk that was seen."""
+    beside: float = 1.0
+    """How many times as long a step takes while the other worker computes."""
 
     def price(self) -> Price:
         """One worker on one device."""
@@ -73,7 +78,8 @@ def read(path: Path) -> Costs:
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise DesignError(f'{path}: expected {{"format": "{FORMAT}", …}}')
     names = {field.name for field in fields(Costs)}
-    for name in sorted(names ^ found.keys()):
+    usual = {field.name for field in fields(Costs) if field.default is not MISSING}
+    for name in sorted((names ^ found.keys()) - usual):
         raise DesignError(f"{path}: {name} is {'missing' if name in names else 'unknown'}")
     for name, value in found.items():
         _check(f"{path}: {name}", name, value)
@@ -85,7 +91,7 @@ def _check(where: str, name: str, value: object) -> None:
         if not isinstance(value, str):
             raise DesignError(f"{where} is {value!r}; expected text")
         return
-    whole = name in ("kv_token_bytes", "kv_tokens")
+    whole = name in _WHOLE
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise DesignError(f"{where} is {value!r}; expected a number")
     if not math.isfinite(value) or value < 0 or (name in _POSITIVE and value == 0):

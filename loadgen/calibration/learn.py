@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from loadgen.calibration.beside import Busy, alone, factor
 from loadgen.calibration.costs import Costs
 from loadgen.calibration.least import fit
 from loadgen.calibration.run_folder import RunError, Served, named, seconds
@@ -25,7 +26,7 @@ class Learnt:
 
 
 def learn(
-    name: str,
+    run: str,
     rows: Sequence[Served],
     traces: Sequence[Sequence[Mapping[str, Any]]],
     kv_tokens: int,
@@ -34,18 +35,22 @@ def learn(
     chunks = [seen for spans in traces for seen in _chunks(spans)]
     if not chunks:
         raise RunError("no trace has a span prefill.chunk: nothing tells what a prompt costs")
-    prefill = fit([seen[0] for seen in chunks], [seen[1] for seen in chunks])
-    steps = _steps(rows)
+    steps = _steps(rows, _generating(traces))
     if not steps:
         raise RunError("no answer has two tokens: nothing tells what a decode step costs")
-    decode = fit([seen[0] for seen in steps], [seen[1] for seen in steps])
+    for seen, name in ((chunks, "decode.generate"), (steps, "prefill.chunk")):
+        busy = Busy.of(_when(span) for spans in traces for span in named(spans, name))
+        for one in seen:
+            one.share = busy.share(*one.span)
+    beside = factor(lambda value: _off(chunks, value) + _off(steps, value))
+    prefill, decode = _fitted(chunks, beside), _fitted(steps, beside)
     pulls = [seen for spans in traces for seen in _pulls(spans)]
     setup_s, byte_s = 0.0, 1 / _FASTEST
     if pulls:
         setup_s, byte_s = fit([(1.0, size) for size, _, _ in pulls], [s for _, _, s in pulls])
     ways = sorted(_ways(rows, traces))
     costs = Costs(
-        name=name,
+        name=run,
         step_s=prefill[0],
         token_s=prefill[1],
         pair_s=prefill[2],
@@ -57,17 +62,34 @@ def learn(
         front_s=ways[len(ways) // 2] if ways else 0.0,
         kv_token_bytes=_token_bytes(pulls),
         kv_tokens=kv_tokens,
+        chunk_tokens=max(round(seen.columns[1]) for seen in chunks),
+        beside=beside,
     )
     observations = {"chunks": len(chunks), "answers": len(steps), "pulls": len(pulls)}
-    off = {"prefill": _off(chunks, prefill), "decode": _off(steps, decode)}
+    off = {"prefill": _off(chunks, beside), "decode": _off(steps, beside)}
     return Learnt(costs, observations | {"ways": len(ways)}, off)
 
 
-_Seen = tuple[tuple[float, float, float], float]
+_Columns = tuple[float, float, float]
+_NEVER: Final = (0, 0)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One observation."""
+
+    columns: _Columns
+    """(1, new tokens, pairs) of a chunk; (1, context, sequences) of an answer's steps."""
+    seconds: float
+    """Of the chunk; of a token of the answer."""
+    span: tuple[int, int] = _NEVER
+    """When, in nanoseconds."""
+    share: float = 0.0
+    """Of that time, while the other kind of work was under way."""
 
 
 def _chunks(spans: Sequence[Mapping[str, Any]]) -> list[_Seen]:
-    """(1, new tokens, pairs) and seconds of each prompt chunk."""
+    """Each prompt chunk."""
     found: list[_Seen] = []
     at = 0
     for span in sorted(named(spans, "prefill.chunk"), key=lambda span: int(span["start_ns"])):
@@ -75,14 +97,28 @@ def _chunks(spans: Sequence[Mapping[str, Any]]) -> list[_Seen]:
         new = int(told.get("baton.chunk.tokens") or 0)
         at = int(told.get("baton.chunk.start") or at or told.get("baton.chunk.reused_tokens") or 0)
         if new > 0:
-            found.append(((1.0, float(new), float((at + new) ** 2 - at**2)), seconds(span)))
+            columns = (1.0, float(new), float((at + new) ** 2 - at**2))
+            found.append(_Seen(columns, seconds(span), _when(span)))
         at += new
     return found
 
 
-def _steps(rows: Sequence[Served]) -> list[_Seen]:
-    """(1, context, sequences) and seconds a token of each answer: how many others decoded beside
-    it, on average, is read from all rows' first and last tokens."""
+def _when(span: Mapping[str, Any]) -> tuple[int, int]:
+    return int(span["start_ns"]), int(span["end_ns"])
+
+
+def _generating(traces: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tuple[int, int]]:
+    """When the answer of each trace was decoded."""
+    found = {}
+    for spans in traces:
+        for span in named(spans, "decode.generate"):
+            found[str(span.get("trace_id", ""))] = _when(span)
+    return found
+
+
+def _steps(rows: Sequence[Served], generating: Mapping[str, tuple[int, int]]) -> list[_Seen]:
+    """A token of each answer: how many others decoded beside it, on average, is read from all
+    rows' first and last tokens."""
     found: list[_Seen] = []
     for row in rows:
         span_s = row.last_s - row.first_s
@@ -94,7 +130,8 @@ def _steps(rows: Sequence[Served]) -> list[_Seen]:
             if shared_s > 0:
                 beside += shared_s / span_s
                 context += shared_s / span_s * (other.prompt_tokens + other.output_tokens / 2)
-        found.append(((1.0, context, beside), row.tpot_s))
+        when = generating.get(row.trace_id, _NEVER)
+        found.append(_Seen((1.0, context, beside), row.tpot_s, when))
     return found
 
 
@@ -128,11 +165,19 @@ def _ways(rows: Sequence[Served], traces: Sequence[Sequence[Mapping[str, Any]]])
     return found
 
 
-def _off(seen: Sequence[_Seen], found: Sequence[float]) -> float:
-    """Mean of |fit - observed| / observed."""
-    shares = [
-        abs(sum(c * x for c, x in zip(found, row, strict=True)) - wanted) / wanted
-        for row, wanted in seen
-        if wanted > 0
-    ]
+def _fitted(seen: Sequence[_Seen], beside: float) -> tuple[float, ...]:
+    """Coefficients of work without company."""
+    wanted = [alone(one.seconds, one.share, beside) for one in seen]
+    return fit([one.columns for one in seen], wanted)
+
+
+def _off(seen: Sequence[_Seen], beside: float) -> float:
+    """Mean of |fit - observed| / observed, with the company that each had."""
+    found = _fitted(seen, beside)
+    shares = []
+    for one in seen:
+        wanted = alone(one.seconds, one.share, beside)
+        if wanted > 0:
+            told = sum(c * x for c, x in zip(found, one.columns, strict=True))
+            shares.append(abs(told - wanted) / wanted)
     return sum(shares) / len(shares) if shares else 0.0

@@ -63,6 +63,8 @@ def design(costs: Costs, prefills: int, decodes: int) -> Design:
         link=costs.link(),
         front_s=costs.front_s,
         block_tokens=BLOCK_TOKENS,
+        chunk_tokens=max(BLOCK_TOKENS, costs.chunk_tokens // BLOCK_TOKENS * BLOCK_TOKENS),
+        beside=costs.beside,
         split="uncached_threshold",
         heartbeat_s=1.0,
     )

@@ -56,6 +56,9 @@ class Design:
     """Factor by which workers misjudge their own speed."""
     front_s: float = 0.0
     """From the client's send to the gateway's core: parsing, tokenising, a busy host."""
+    beside: float = 1.0
+    """How many times as long a step takes while another worker computes: all share the cores of
+    one host. 1: each has its own devices."""
     gap_limit_s: float = math.inf
     """Gaps between tokens above it are counted in the rows."""
     stride: int = 1
@@ -67,6 +70,10 @@ class Design:
             raise DesignError("a fleet needs at least one decode worker and one gateway")
         if not (self.link.bytes_per_s > 0 and self.link.setup_s >= 0):
             raise DesignError("a link needs a positive bandwidth")
+        if self.beside < 1.0 or (self.beside > 1.0 and self._piped):
+            raise DesignError(
+                f"beside is {self.beside:g}; expected at least 1, and 1 where there are pipelines"
+            )
         if self.block_tokens < 1 or self.chunk_tokens < self.block_tokens:
             raise DesignError("a prefill step holds less than a block")
         if self.stride < 1 or (self.stride > 1 and self.route != "disaggregated"):
@@ -87,6 +94,10 @@ class Design:
     @property
     def decode_tokens(self) -> int:
         return (self.decode_kv_tokens or self.decode.kv_tokens) // self.decode.stages
+
+    @property
+    def _piped(self) -> bool:
+        return max(self.prefill.stages, self.decode.stages) > 1
 
     @property
     def devices(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from loadgen.sim.clock import EventHeap
 from loadgen.sim.fleet.design import Design
 from loadgen.sim.fleet.prices import Price
 from loadgen.sim.worker import Worker
@@ -17,6 +18,8 @@ from shared.wire.workers import CostModel
 DRAWN: Final = 1
 """Prompts never contain it."""
 _VOCAB: Final = 1 << 62
+_OVER_S: Final = 1e-9
+"""Nothing is left of a step but what floating point makes of it."""
 
 
 class BlankMemory:
@@ -45,6 +48,57 @@ class Pipeline:
         return at_s
 
 
+class SharedHost:
+    """Workers that share the cores of one host: beside others each computes more slowly. With two,
+    `slower` times as slowly; each further one adds as much as the second."""
+
+    def __init__(self, slower: float) -> None:
+        self._slower = slower
+        self._left_s: dict[int, float] = {}
+        """Of each running step, what it would still take alone."""
+        self._ended: dict[int, Callable[[], None]] = {}
+        self._last = 0
+        self._since_s = 0.0
+        self._plan = 0
+
+    def run(self, heap: EventHeap, alone_s: float, ended: Callable[[], None]) -> None:
+        """A step begins now."""
+        self._pass(heap.now_s)
+        self._last += 1
+        self._left_s[self._last], self._ended[self._last] = alone_s, ended
+        self._wait(heap)
+
+    def _speed(self) -> float:
+        beside = max(0, len(self._left_s) - 1)
+        return 1.0 / (1.0 + (self._slower - 1.0) * beside)
+
+    def _pass(self, now_s: float) -> None:
+        done_s = (now_s - self._since_s) * self._speed()
+        for number in self._left_s:
+            self._left_s[number] -= done_s
+        self._since_s = now_s
+
+    def _wait(self, heap: EventHeap) -> None:
+        """For the first to end, if nothing else begins before."""
+        self._plan += 1
+        plan = self._plan
+        if self._left_s:
+            rest_s = max(0.0, min(self._left_s.values())) / self._speed()
+            heap.after(rest_s, lambda: self._reached(heap, plan))
+
+    def _reached(self, heap: EventHeap, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._pass(heap.now_s)
+        over = [number for number, left_s in self._left_s.items() if left_s <= _OVER_S]
+        calls = [self._ended.pop(number) for number in over]
+        for number in over:
+            del self._left_s[number]
+        self._wait(heap)
+        for call in calls:
+            call()
+
+
 class PricedWorks:
     """Engines of one design. A pipeline is as many workers as it has stages, which share them: each
     runs its own steps, and so many are under way at once."""
@@ -52,6 +106,7 @@ class PricedWorks:
     def __init__(self, design: Design) -> None:
         self._design = design
         self._pipelines: dict[tuple[str, int], Pipeline] = {}
+        self._host = SharedHost(design.beside) if design.beside > 1.0 else None
         self.model = ServedModel(
             digest="priced",
             tokenizer_digest="priced",
@@ -72,6 +127,7 @@ class PricedWorks:
     def room(self, worker: Worker, pages: int) -> PricedEngine:
         price, memory = self.price(worker.name), BlankMemory(pages, self.model.page_bytes)
         engine = PricedEngine(worker, price, memory, self._design.stride)
+        engine.host = self._host
         if price.stages > 1:
             role, _, number = worker.name.rpartition("-")
             group = (role, int(number) // price.stages)
@@ -88,6 +144,7 @@ class PricedEngine:
         self.prompt_tokens = 0
         """Computed, not cached."""
         self.pipeline: Pipeline | None = None
+        self.host: SharedHost | None = None
         self._worker = worker
         self._price = price
         self._stride = stride
@@ -99,6 +156,9 @@ class PricedEngine:
         self.prompt_tokens += computed
         tokens = tuple([None if item.draw is None else DRAWN for item in items])
         heap = self._worker.scene.heap
+        if self.host is not None:
+            self.host.run(heap, seconds, self._worker.guarded(lambda: done(tokens)))
+            return
         begin_s = max(heap.now_s, self._free_s)
         if self.pipeline is None:
             self._free_s = begin_s + seconds

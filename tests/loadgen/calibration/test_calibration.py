@@ -13,6 +13,7 @@ import pytest
 from loadgen import records
 from loadgen.__main__ import parser
 from loadgen.calibration import costs as costs_file
+from loadgen.calibration.beside import Busy, alone, factor
 from loadgen.calibration.costs import Costs
 from loadgen.calibration.learn import learn
 from loadgen.calibration.least import fit
@@ -118,6 +119,49 @@ def test_a_run_is_simulated_as_its_costs_have_it() -> None:
     assert Compared("x", 2.0, 3.0).error_percent == pytest.approx(50.0)
 
 
+def test_what_a_neighbour_costs_is_told_from_what_work_costs() -> None:
+    """Half of the chunks and of the answers had company, which made them 1.5 times as long."""
+    rows, traces = [], []
+    for number in range(40):
+        served, spans = _life(number, 20.0 * number, 64 * (1 + number % 7), 8 + number % 5)
+        slower = 1.5 if number % 2 else 1.0
+        begin = number * 20 * 10**9
+        length = round(slower * (served.last_s - served.first_s) * 1e9)
+        chunk = round(slower * (spans[1]["end_ns"] - spans[1]["start_ns"]))
+        # Where there is company, each covers the other's time.
+        generate = _span("decode.generate", 0.0)
+        both = max(length, chunk) if number % 2 else 0
+        generate |= {"start_ns": begin, "end_ns": begin + length, "trace_id": served.trace_id}
+        apart = 0 if both else length + 10**9
+        spans[1] |= {"start_ns": begin + apart, "end_ns": begin + apart + chunk}
+        filler = _span("prefill.chunk", 0.0, chunk__tokens=0)
+        filler |= {"start_ns": begin, "end_ns": begin + length if both else begin}
+        other = _span("decode.generate", 0.0)
+        other |= {"start_ns": begin, "end_ns": begin + both, "trace_id": f"x{number}"}
+        rows.append(replace(served, last_s=served.first_s + length / 1e9))
+        traces.append([*spans, generate, filler])
+        traces.append([other])
+    learnt = learn("beside", rows, traces, kv_tokens=50_000)
+    assert learnt.costs.beside == pytest.approx(1.5, abs=0.1)
+    assert learnt.costs.token_s == pytest.approx(_COSTS.token_s, rel=0.1)
+
+
+def test_devices_of_their_own_have_no_neighbours() -> None:
+    assert learn("alone", _ROWS, _TRACES, kv_tokens=50_000).costs.beside == 1.0
+
+
+def test_shares_of_time_are_of_merged_spans() -> None:
+    busy = Busy.of([(10, 20), (15, 30), (50, 60), (52, 55)])
+    assert busy.spans == ((10, 30), (50, 60))
+    assert busy.share(0, 40) == pytest.approx(0.5)
+    assert busy.share(25, 55) == pytest.approx(10 / 30)
+    assert busy.share(31, 49) == busy.share(5, 5) == busy.share(70, 80) == 0.0
+    assert Busy.of([]).share(0, 9) == 0.0
+    assert alone(3.0, 0.5, 2.0) == pytest.approx(2.25)
+    assert factor(lambda value: abs(value - 1.4)) == pytest.approx(1.4)
+    assert factor(lambda value: 1.0) == 1.0
+
+
 def test_groups_share_their_part_of_the_prompts() -> None:
     work = workload("shared", _ROWS, 0.5)
     assert 0.3 < work.ideal_hit < 0.5
@@ -169,7 +213,7 @@ def test_calibrate_then_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert _sim("run", "--costs", costs, "--count", "6", "--block-tokens", "16") == 0
     assert '"bench":"sim-run"' in capsys.readouterr().out
     assert _sim("run", "--costs", costs, "--prefill-tp", "2") == 2
-    assert "not TP 2" in capsys.readouterr().err
+    assert "not tp2" in capsys.readouterr().err
 
 
 def test_wrong_runs_name_file_line_and_field(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Pipelines: room, stages that steps share, and the queue of DistServe's formula; and engines in
-which sequences wait for prompts.
+"""Pipelines: room, stages that steps share, and the queue of DistServe's formula; engines in which
+sequences wait for prompts; workers that share the cores of a host.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from loadgen import arrivals
+from loadgen.sim.clock import EventHeap
 from loadgen.sim.fleet.callers import Row
 from loadgen.sim.fleet.design import Design, DesignError, Link
 from loadgen.sim.fleet.devices import DEVICES, MODELS
 from loadgen.sim.fleet.figures import Slo
 from loadgen.sim.fleet.fleet import Fleet
 from loadgen.sim.fleet.plan import name_of
-from loadgen.sim.fleet.priced_engine import Pipeline
+from loadgen.sim.fleet.priced_engine import Pipeline, SharedHost
 from loadgen.sim.fleet.prices import PRICES, Price, free
 from loadgen.sim.fleet.roofline import find, price
 from loadgen.workloads.request import Request, Workload, build
@@ -136,3 +137,41 @@ def test_objectives_count_together_or_each_for_itself() -> None:
     assert each.missed(slow) == (False, True)
     assert each.missed(lost) == (True, True)
     assert each.missed(row(0.1, 0.2)) == joint.missed(row(0.1, 0.2)) == (False, False)
+
+
+def test_steps_on_one_host_slow_each_other_down_while_they_overlap() -> None:
+    heap, host = EventHeap(), SharedHost(1.5)
+    ends: dict[str, float] = {}
+
+    def run(name: str, alone_s: float) -> None:
+        host.run(heap, alone_s, lambda: ends.__setitem__(name, heap.now_s))
+
+    heap.at(0.0, lambda: run("long", 4.0))
+    heap.at(1.0, lambda: run("short", 1.0))
+    heap.at(9.0, lambda: run("alone", 2.0))
+    while len(ends) < 3:
+        heap.next()
+    # From 1.0 to 2.5 both run at 2/3 of their speed.
+    assert ends == pytest.approx({"short": 2.5, "long": 4.5, "alone": 11.0})
+
+
+def test_neighbours_cost_time_only_where_they_meet() -> None:
+    alone = _design(_OPT, _OPT)
+    shared = replace(alone, beside=2.0)
+    one = _even((0.0,), 512, 11)
+    assert _rows(shared, one)[0].last_s == pytest.approx(_rows(alone, one)[0].last_s, abs=1e-6)
+    # The second prompt is computed while the first answer comes.
+    two = _even((0.0, 0.1), 512, 11)
+    (first, _), (slower, _) = (sorted(_rows(d, two), key=_number) for d in (alone, shared))
+    assert slower.tpot_s > 1.2 * first.tpot_s
+
+
+def _number(row: Row) -> int:
+    return row.number
+
+
+def test_pipelines_and_neighbours_do_not_go_together() -> None:
+    with pytest.raises(DesignError, match="1 where there are pipelines"):
+        replace(_design(find("opt-13b:tp1pp2"), _OPT), beside=1.5)
+    with pytest.raises(DesignError, match="beside is 0.5"):
+        replace(_design(_OPT, _OPT), beside=0.5)
