@@ -173,5 +173,5 @@ def _number(row: Row) -> int:
 def test_pipelines_and_neighbours_do_not_go_together() -> None:
     with pytest.raises(DesignError, match="1 where there are pipelines"):
         replace(_design(find("opt-13b:tp1pp2"), _OPT), beside=1.5)
-    with pytest.raises(DesignError, match="beside is 0.5"):
+    with pytest.raises(DesignError, match="beside is 0"):
         replace(_design(_OPT, _OPT), beside=0.5)
