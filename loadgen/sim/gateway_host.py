@@ -145,8 +145,8 @@ class GatewayHost(Process):
             self.feed(ev.Closed(RequestId(client.order.request), "client_gone"))
 
     def _deliver(self, action: act.Deliver) -> None:
-        client = self.clients[action.request]
-        if client.ending is not None:
+        client = self.clients.get(action.request)
+        if client is None or client.ending is not None:
             return
         if action.cached_tokens is not None:
             client.cached_tokens = action.cached_tokens
@@ -181,8 +181,8 @@ class GatewayHost(Process):
             case act.Deliver():
                 self._deliver(action)
             case act.Fail(request=request, code=code):
-                client = self.clients[request]
-                if client.ending is None:
+                client = self.clients.get(request)
+                if client is not None and client.ending is None:
                     client.end(f"error: {code.value}", self.scene.heap.now_s)
             case act.Place():
                 self._place(action)

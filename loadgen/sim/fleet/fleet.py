@@ -92,6 +92,7 @@ class Fleet:
         def ended(who: Caller) -> None:
             bar.ended += 1
             take(who.row())
+            self._gateways[who.order.gateway].clients.pop(who.order.request, None)
             for number in self._waiting.pop(who.number, ()):
                 heap.after(self._workload.requests[number].at_s, self._sender(number, ended))
 

@@ -13,6 +13,7 @@ from loadgen.sim.fleet.design import Design, DesignError, Link
 from loadgen.sim.fleet.figures import parse_slo, percentile, summarise
 from loadgen.sim.fleet.fleet import Fleet, Spent
 from loadgen.sim.fleet.prices import PRICES
+from loadgen.sim.gateway_host import GatewayHost
 from loadgen.workloads.catalogue import Wish, load
 from loadgen.workloads.prefixes import Family, families
 from loadgen.workloads.request import Request, Workload, build
@@ -68,6 +69,16 @@ def test_a_run_is_decided_by_its_seed() -> None:
     assert first == again
     assert len(first) == 25
     assert all(row.ok for row in first)
+
+
+def test_a_run_holds_only_what_is_open() -> None:
+    design = replace(_DESIGN, gateways=2)
+    fleet = Fleet(design, _lengths((0.0, 0.1, 5.0), 300, 5))
+    gateways = [p for p in fleet.scene.processes.values() if isinstance(p, GatewayHost)]
+    held: list[int] = []
+    fleet.run(lambda _: held.append(sum(len(gateway.clients) for gateway in gateways)))
+    assert max(held) == 2
+    assert [len(gateway.clients) for gateway in gateways] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["chat", "agents"])
