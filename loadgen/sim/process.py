@@ -27,6 +27,7 @@ class Process(ABC):
         self.paused = False
         self.connected = scene.bus.up
         self.chance = random.Random(f"{scene.case.seed} {name} {incarnation}")
+        self._clock, self._heap = scene.clocks[name], scene.heap
         self._held: list[Callable[[], None]] = []
         self._wall_s = 0.0
 
@@ -81,11 +82,11 @@ class Process(ABC):
 
     def now(self) -> float:
         """This host's monotonic clock."""
-        return self.scene.clocks[self.name].now(self.scene.heap.now_s)
+        return self._clock.now(self._heap.now_s)
 
     def later(self, local_s: float, call: Callable[[], None]) -> None:
         """Call after a time on this host's clock."""
-        self.scene.heap.after(self.scene.clocks[self.name].duration(local_s), self.guarded(call))
+        self._heap.after(self._clock.duration(local_s), self.guarded(call))
 
     def soon(self, call: Callable[[], None]) -> None:
         self.scene.heap.after(0.0, self.guarded(call))

@@ -6,7 +6,8 @@ Answers always come, so questions have no timers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 from loadgen.sim.bus import Answer, Bus, Respond, Silence
 from loadgen.sim.process import Process
@@ -55,13 +56,10 @@ class DirectBus(Bus):
     ) -> None:
         self._scene.heap.after(2 * HOP_S, process.guarded(lambda: done(work())))
 
-    def _pass(self, subject: str, message: Any, headers: Headers, respond: Respond) -> bool:
+    def _pass(self, subject: str, message: Message, headers: Headers, respond: Respond) -> bool:
         interests = self._interested(subject)
+        heap = self._scene.heap
         for interest in interests:
-            process, handler = interest.process, interest.handler
-
-            def arrive(handler: Any = handler) -> None:
-                handler(message, headers, respond)
-
-            self._scene.heap.after(HOP_S, process.guarded(arrive))
+            call = partial(interest.handler, message, headers, respond)
+            heap.after(HOP_S, partial(interest.process.enter, call))
         return bool(interests)
