@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -25,12 +26,14 @@ from loadgen.sim.fleet.design import DesignError, Link
 from loadgen.sim.fleet.figures import parse_slo, summarise
 from loadgen.sim.fleet.fleet import Fleet, Progress
 from loadgen.sim.fleet.goodput import Goodput, binding, goodput
+from loadgen.sim.fleet.kept import kept
 from loadgen.spread import spread
 from loadgen.workloads.catalogue import paced_by_arrival
 from loadgen.workloads.request import Workload, WorkloadError
 
 _USAGE: Final = 2
 _MOST_SEEDS: Final = 1_000
+_KEPT: Final = Path("results/kept")
 _PARTS: Final = (sim_speed, sim_sweep, sim_calibrate, sim_replay)
 
 
@@ -48,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             part.add_argument("--gpus", type=int, default=4, help="in the pool")
             part.add_argument("--node-gpus", type=int, default=8, help="in one host")
             part.add_argument("--stages", type=int, default=2, help="of a pipeline at most")
+            part.add_argument("--kept", type=Path, default=_KEPT, help="of answers; '': none")
             part.add_argument("--no-hinges", dest="hinges", action="store_false", help="link only")
         else:
             sim_flags.add_fleet(part)
@@ -148,6 +152,7 @@ def _plan(options: argparse.Namespace) -> int:
         draw=lambda rate: sim_flags.workload(options, rate),
         price_of=partial(sim_flags.price, options),
         most_stages=options.stages,
+        search=kept(goodput, options.kept) if options.kept != Path() else goodput,
         share=options.share,
         block_tokens=options.block_tokens,
         first_per_s=sim_flags.first_rate(options),
