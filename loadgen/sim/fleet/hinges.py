@@ -4,14 +4,20 @@ the better of two fleets turns into the worse.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from loadgen.sim.fleet.goodput import Draw
 from loadgen.sim.fleet.plan import Choice, Question
 from loadgen.spread import spread
 from loadgen.workloads.request import Workload, build
+
+_CLOSE: Final = 1.3
+"""A break-even value is known to this factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +51,49 @@ def bursts(draw_with: Callable[[str, float], Workload]) -> Hinge:
 
 def turns(question: Question, hinge: Hinge, split: Choice, whole: Choice) -> str:
     """One sentence. Fleets are measured side by side."""
-    calls = [
-        partial(_total, replace(question, draw=hinge.draw_at(value)), choice)
-        for value in hinge.values
-        for choice in (split, whole)
-    ]
-    totals = list(spread(calls, question.jobs))
-    ahead = dict(zip(hinge.values, _pairs(totals), strict=True))
+
+    def totals(values: Sequence[float]) -> dict[float, tuple[float, float]]:
+        calls = [
+            partial(_total, replace(question, draw=hinge.draw_at(value)), choice)
+            for value in values
+            for choice in (split, whole)
+        ]
+        return dict(zip(values, _pairs(list(spread(calls, question.jobs))), strict=True))
+
+    ahead = totals(hinge.values)
     ahead[hinge.usual] = (split.total_per_s, whole.total_per_s)
-    return told(hinge.name, split.name, whole.name, ahead)
+
+    def wins(value: float) -> bool:
+        own, other = totals((value,))[value]
+        return own > other
+
+    return told(hinge.name, split.name, whole.name, ahead, break_even(ahead, wins))
 
 
-def told(name: str, split: str, whole: str, ahead: dict[float, tuple[float, float]]) -> str:
+def break_even(
+    ahead: dict[float, tuple[float, float]], wins: Callable[[float], bool]
+) -> float | None:
+    """Where the answer first turns, by bisection between two values; None where it never does."""
+    values = sorted(ahead)
+    won = {value: ahead[value][0] > ahead[value][1] for value in values}
+    for low, high in itertools.pairwise(values):
+        if won[low] == won[high]:
+            continue
+        below = won[low]
+        while high / low > _CLOSE:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if wins(middle) == below else (low, middle)
+        return math.sqrt(low * high)
+    return None
+
+
+def told(
+    name: str,
+    split: str,
+    whole: str,
+    ahead: dict[float, tuple[float, float]],
+    turns_at: float | None = None,
+) -> str:
     """`ahead`: what both serve at each value."""
     values = sorted(ahead)
     wins = [ahead[value][0] > ahead[value][1] for value in values]
@@ -66,7 +103,8 @@ def told(name: str, split: str, whole: str, ahead: dict[float, tuple[float, floa
     if not any(wins):
         return f"It does not hinge on {where}: {split} is nowhere ahead of {whole}."
     best = ", ".join(f"{value:g}" for value, win in zip(values, wins, strict=True) if win)
-    return f"It hinges on {name}: of {_list(values)}, {split} is ahead of {whole} at {best}."
+    text = f"It hinges on {name}: of {_list(values)}, {split} is ahead of {whole} at {best}"
+    return f"{text}; it turns at about {turns_at:.2g}." if turns_at else f"{text}."
 
 
 def _list(values: Sequence[float]) -> str:

@@ -48,8 +48,16 @@ _QUESTION = Question(
 def test_answers_that_are_longer_turn_the_choice() -> None:
     text = hinges.turns(_QUESTION, hinges.answers(_draw), _choice(1), _choice(0))
     assert text == (
-        "It hinges on length of answers, times: of 0.25, 1, 4, split is ahead of whole at 4."
+        "It hinges on length of answers, times: of 0.25, 1, 4, split is ahead of whole at 4; "
+        "it turns at about 1.1."
     )
+
+
+def test_a_break_even_is_found_from_either_side() -> None:
+    falls = {1.0: (2.0, 1.0), 4.0: (1.0, 2.0), 16.0: (1.0, 2.0)}
+    found = hinges.break_even(falls, lambda value: value < 3.0)
+    assert found is not None and 3.0 / 1.3 < found < 3.0 * 1.3
+    assert hinges.break_even({1.0: (2.0, 1.0), 4.0: (2.0, 1.0)}, lambda _: True) is None
 
 
 def test_bursts_are_drawn_with_their_variation() -> None:
