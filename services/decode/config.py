@@ -24,7 +24,7 @@ class DecodeConfig(PlaneSettings):
         "how the CPU keeps weights: as the file stores them, or in dtype; auto: what is faster",
         choices=("auto", "stored", "dense"),
     )
-    tensor_parallel: int = setting(1, "processes that the model is split over (cpu only)")
+    tensor_parallel: int = setting(1, "processes that the model is split over, one GPU each")
     kv_pages: int = setting(1024, "pages of block_tokens positions each")
     step_tokens: int = setting(
         0, "most tokens of a step in which sequences decode; 0: measured against tpot_target_s"

@@ -20,7 +20,7 @@ class PrefillConfig(PlaneSettings):
         "how the CPU keeps weights: as the file stores them, or in dtype; auto: what is faster",
         choices=("auto", "stored", "dense"),
     )
-    tensor_parallel: int = setting(1, "processes that the model is split over (cpu only)")
+    tensor_parallel: int = setting(1, "processes that the model is split over, one GPU each")
     kv_pages: int = setting(1024, "pages of block_tokens positions each")
     chunk_tokens: int = setting(
         0, "most prompt tokens in one engine step; 0: 256 on cpu, 2048 on other devices"

@@ -90,15 +90,14 @@ def _parallel(
     checkpoint: Checkpoint, device: str, layout: PageLayout, pages: int, options: EngineOptions
 ) -> Engine:
     ranks = options.ranks
-    if device != "cpu":
-        raise StartupError(f"tensor_parallel {ranks} runs on the cpu only, not on {device!r}")
     from shared.engine.parallel import ParallelEngine
     from shared.engine.tuning import HostSetup
 
     fair = options.threads or max(1, len(os.sched_getaffinity(0)) // 2 // ranks)
     # Ranks that measured for themselves could choose differently.
     weights = "stored" if options.weights == "auto" else options.weights
-    return ParallelEngine.load(checkpoint, layout, pages, HostSetup(fair, weights), ranks)
+    setup = HostSetup(fair, weights)
+    return ParallelEngine.load(checkpoint, layout, pages, setup, ranks, device)
 
 
 def poison(engine: Engine, token: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shared.engine.head_runs import HeadRun
 from shared.errors import EngineError
 from shared.ids import PageId
 
@@ -38,8 +39,20 @@ class HostPages:
             raise EngineError(f"pages {first}..{first + count - 1} of {self.pages}")
         return self.bytes[first : first + count].reshape(-1)
 
-    def checksums(self, pages: Sequence[PageId]) -> tuple[int, ...]:
-        """xxh3-64 of each page, as it is now."""
+    def checksums(self, pages: Sequence[PageId], seed: int = 0) -> tuple[int, ...]:
+        """Seeded xxh3-64 of each page, as it is now."""
         if any(not 0 <= page < self.pages for page in pages):
             raise EngineError(f"a page id is outside 0..{self.pages - 1}")
-        return tuple(xxhash.xxh3_64_intdigest(self.bytes[page].data) for page in pages)
+        return tuple(xxhash.xxh3_64_intdigest(self.bytes[page].data, seed) for page in pages)
+
+    def take(self, pages: Sequence[PageId], heads: HeadRun) -> NDArray[np.uint8]:
+        """A copy of some heads, [page, layer * k|v, head, byte]."""
+        return self._cells(heads)[list(pages), :, heads.first : heads.first + heads.count]
+
+    def put(self, pages: Sequence[PageId], heads: HeadRun, cells: NDArray[np.uint8]) -> None:
+        """The inverse, into distinct pages."""
+        self._cells(heads)[list(pages), :, heads.first : heads.first + heads.count] = cells
+
+    def _cells(self, heads: HeadRun) -> NDArray[np.uint8]:
+        shape = (heads.rows, heads.layout.kv_heads, heads.head_bytes)
+        return self.bytes.reshape(self.pages, *shape)

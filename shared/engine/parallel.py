@@ -2,7 +2,8 @@
 and tells the other ranks what to compute.
 
     rank 0 (this process) ──step──► rank 1 … n-1 (child processes); sums over torch.distributed
-Pages are shards in memory that all ranks' owner maps, so rank 0 serves the data plane alone.
+Pages are shards in memory that rank 0 maps, too (host: a shared file; GPU: a handle of it), so it
+serves the data plane alone.
 A rank that ends or fails ends the worker: half a model answers nothing.
 """
 
@@ -15,15 +16,20 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
+
+import torch
 
 from shared.checkpoint.checkpoint import Checkpoint
 from shared.checkpoint.spec import ModelSpec
 from shared.engine.batch import StepItem, StepResult
 from shared.engine.checking import Limits, check_items
+from shared.engine.device_handles import borrow
+from shared.engine.device_pages import DevicePages
 from shared.engine.host_pages import HostPages
+from shared.engine.rank_devices import rank_devices
 from shared.engine.rank_group import RankGroup
 from shared.engine.rank_process import DONE, READY, UP
 from shared.engine.rank_wire import RankLink, RankOrder, pack_step
@@ -74,13 +80,23 @@ class ParallelEngine:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, layout: PageLayout, pages: int, setup: HostSetup, size: int
+        cls,
+        checkpoint: Checkpoint,
+        layout: PageLayout,
+        pages: int,
+        setup: HostSetup,
+        size: int,
+        device: str = "cpu",
     ) -> ParallelEngine:
-        """Start the other ranks and load all shards; blocks for seconds. Raises StartupError,
-        CheckpointError, EngineError."""
+        """Start the other ranks and load all shards; blocks for seconds. `device`: the host's
+        processors, or the first of `size` neighbouring GPUs. Raises StartupError, CheckpointError,
+        EngineError."""
         check_split(checkpoint.spec, size)
+        devices = rank_devices(device, size, torch.cuda.device_count())
         shard = layout.shard(size)
-        files = [_page_file(pages * shard.page_bytes) for _ in range(size)]
+        # The pages of a rank on a GPU are its own: their files stay empty.
+        on_host = devices[0] == "cpu"
+        files = [_page_file(pages * shard.page_bytes if on_host else 0) for _ in range(size)]
         followers: list[_Follower] = []
         try:
             with tempfile.TemporaryDirectory(prefix="baton-ranks-") as folder:
@@ -95,20 +111,25 @@ class ParallelEngine:
                     0,
                     size,
                     meeting,
+                    devices[0],
                 )
-                followers = [_start(order, rank, files[rank]) for rank in range(1, size)]
+                orders = [
+                    replace(order, rank=rank, device=devices[rank]) for rank in range(1, size)
+                ]
+                followers = [_start(one, files[one.rank]) for one in orders]
                 for follower in followers:
                     _await_start(follower, UP)
-                team = RankGroup(0, size, meeting)
-                leader = TorchEngine.load(checkpoint, "cpu", layout, pages, setup, team, files[0])
-                for follower in followers:
-                    _await_start(follower, READY)
-            others = [HostPages(pages, shard.page_bytes, file) for file in files[1:]]
+                team = RankGroup(0, size, meeting, devices[0])
+                leader = TorchEngine.load(
+                    checkpoint, devices[0], layout, pages, setup, team, files[0]
+                )
+                told = [_await_start(follower, READY) for follower in followers]
+            others = [
+                _mapped(pages, shard.page_bytes, file, lent)
+                for file, lent in zip(files[1:], told, strict=True)
+            ]
         except BaseException:
-            for follower in followers:
-                follower.process.kill()
-                follower.link.close()
-                follower.process.wait()
+            _kill(followers)
             raise
         finally:
             for file in files:
@@ -208,7 +229,21 @@ def _page_file(size_bytes: int) -> int:
     return file
 
 
-def _start(order: RankOrder, rank: int, pages_file: int) -> _Follower:
+def _kill(followers: Sequence[_Follower]) -> None:
+    for follower in followers:
+        follower.process.kill()
+        follower.link.close()
+        follower.process.wait()
+
+
+def _mapped(pages: int, page_bytes: int, file: int, lent: object) -> HostPages | DevicePages:
+    """Another rank's pages: of the shared file, or lent by the rank."""
+    if lent is None:
+        return HostPages(pages, page_bytes, file)
+    return borrow(lent, pages, page_bytes)
+
+
+def _start(order: RankOrder, pages_file: int) -> _Follower:
     ours, theirs = socket.socketpair()
     words = [sys.executable, "-m", "shared.engine.rank_process"]
     files = (theirs.fileno(), pages_file)
@@ -218,16 +253,19 @@ def _start(order: RankOrder, rank: int, pages_file: int) -> _Follower:
             [*words, *map(str, files)], pass_fds=files, cwd=root, stdin=subprocess.DEVNULL
         )
     link = RankLink(ours)
-    link.send(asdict(order) | {"rank": rank})
-    return _Follower(rank, process, link, ours)
+    link.send(asdict(order))
+    return _Follower(order.rank, process, link, ours)
 
 
-def _await_start(follower: _Follower, stage: str) -> None:
+def _await_start(follower: _Follower, stage: str) -> object:
+    """What the rank adds to the stage that it has reached: None but for pages on a GPU."""
     follower.end.settimeout(_READY_S)
     answer = follower.link.receive()
-    if answer != stage:
+    told = answer.get(stage) if isinstance(answer, dict) else None
+    if answer != stage and told is None:
         raise StartupError(f"tensor parallel rank {follower.rank} cannot start: {_reason(answer)}")
     follower.end.settimeout(_STEP_S)
+    return told
 
 
 def _await_done(follower: _Follower) -> None:

@@ -1,16 +1,18 @@
-"""The ranks of one tensor-parallel model as a `Team`: sums and joins over torch.distributed.
+"""The ranks of one tensor-parallel model as a `Team`: sums and joins over torch.distributed, by
+NCCL between GPUs and by gloo between processors.
 
 Uses its own process group, not torch's global one, so a process may hold several models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as functional
-from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
+from torch._C import _distributed_c10d as c10d
 
 from shared.errors import StartupError
 
@@ -21,15 +23,22 @@ _WAIT_S: Final = 60.0
 class RankGroup:
     """Implements `Team`. Every rank builds one over the same file; building waits for all."""
 
-    def __init__(self, rank: int, size: int, meeting_file: str) -> None:
-        """`meeting_file`: a path in a folder that only this worker uses. Raises StartupError."""
+    def __init__(self, rank: int, size: int, meeting_file: str, device: str = "cpu") -> None:
+        """`meeting_file`: a path in a folder that only this worker uses. `device`: this rank's, of
+        the same kind for all; a GPU becomes the calling thread's own. Raises StartupError."""
         self.rank = rank
         self.size = size
+        place = torch.device(device)
         try:
-            store = FileStore(meeting_file, size)
+            if place.type == "cuda":
+                torch.cuda.set_device(place)
+            store = c10d.FileStore(meeting_file, size)
             store.set_timeout(timedelta(seconds=_WAIT_S))
-            self._group = _group(store, rank, size)
-            self._group.barrier().wait()
+            self._group = (
+                _nccl(store, rank, size) if place.type == "cuda" else _gloo(store, rank, size)
+            )
+            # Reading the sum waits for all, also where a device works on its own time.
+            self.sum_(torch.ones(1, device=place)).item()
         except RuntimeError as error:
             raise StartupError(f"tensor parallel rank {rank} cannot join: {error}") from error
 
@@ -48,10 +57,25 @@ class RankGroup:
         return torch.cat(kept, dim=1)
 
 
-def _group(store: FileStore, rank: int, size: int) -> Any:
+def collectives(kind: str) -> Callable[[c10d.FileStore, int, int], Any]:
+    """What ranks on this kind of device add up with."""
+    return _nccl if kind == "cuda" else _gloo
+
+
+def _gloo(store: c10d.FileStore, rank: int, size: int) -> Any:
     """torch's type stubs know neither the options nor the collectives of this class."""
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=_WAIT_S)
     # The ranks of a worker share a host: their sums never leave the loopback interface.
-    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
-    return ProcessGroupGloo(store, rank, size, options)
+    options._devices = [c10d.ProcessGroupGloo.create_device(interface="lo")]
+    return c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: c10d.FileStore, rank: int, size: int) -> Any:
+    """The current device's. Its sums run on the device: to wait for one is to queue behind it."""
+    made = getattr(c10d, "ProcessGroupNCCL", None)
+    if made is None:
+        raise RuntimeError("this build of torch has no NCCL")
+    options = made.Options()
+    options._timeout = timedelta(seconds=_WAIT_S)
+    return made(store, rank, size, options)

@@ -2,6 +2,7 @@
 
     python -m shared.engine.rank_process SOCKET_FD PAGES_FD      (started by rank 0 alone)
 
+On a GPU the pages are its own, and it tells rank 0 how to map them; the file is empty then.
 Ends when rank 0 is gone, and with one line on stderr when it cannot go on itself.
 """
 
@@ -15,6 +16,8 @@ from typing import Final
 
 from shared.checkpoint.geometry import page_layout
 from shared.checkpoint.opening import open_checkpoint
+from shared.engine.device_handles import lend
+from shared.engine.device_pages import DevicePages
 from shared.engine.rank_group import RankGroup
 from shared.engine.rank_wire import RankLink, RankOrder, unpack_step
 from shared.engine.runner import TorchEngine
@@ -33,10 +36,11 @@ def main() -> None:
     link = RankLink(socket.socket(fileno=socket_fd))
     try:
         engine = _load(link, pages_fd)
+        pages = lend(engine.pages) if isinstance(engine.pages, DevicePages) else None
     except BatonError as error:
         link.send({"error": error.message})
         return
-    link.send(READY)
+    link.send(READY if pages is None else {READY: pages})
     follow(engine, link)
 
 
@@ -61,11 +65,11 @@ def _load(link: RankLink, pages_fd: int) -> TorchEngine:
         raise EngineError("a rank was started without its order")
     order = RankOrder(**fields)
     link.send(UP)
-    team = RankGroup(order.rank, order.size, order.meeting_file)
+    team = RankGroup(order.rank, order.size, order.meeting_file, order.device)
     checkpoint = open_checkpoint(order.model_path)
     layout = page_layout(checkpoint, order.dtype, order.block_tokens)
     setup = HostSetup(order.threads, order.weights)
-    return TorchEngine.load(checkpoint, "cpu", layout, order.pages, setup, team, pages_fd)
+    return TorchEngine.load(checkpoint, order.device, layout, order.pages, setup, team, pages_fd)
 
 
 if __name__ == "__main__":

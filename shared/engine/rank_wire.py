@@ -34,6 +34,7 @@ class RankOrder:
     rank: int
     size: int
     meeting_file: str
+    device: str
 
 
 class RankLink:

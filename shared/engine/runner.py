@@ -163,6 +163,7 @@ class TorchEngine:
         check_items(items, self._limits)
         if not items:
             return StepResult((), time.perf_counter() - started)
+        self._enter()
         try:
             tokens, told = self._run(items)
         except RuntimeError as error:
@@ -172,9 +173,11 @@ class TorchEngine:
     def follow(self, items: Sequence[StepItem]) -> None:
         """This rank's share of a step that rank 0 runs and draws from. Raises EngineError."""
         check_items(items, self._limits)
+        self._enter()
         try:
             with torch.inference_mode():
                 self._logits(items)
+            self._settle()
         except RuntimeError as error:
             raise EngineError(f"engine step failed: {error}") from error
 
@@ -182,11 +185,22 @@ class TorchEngine:
         """[drawing item, vocab] of a step, for those who compare them; draws nothing. Raises
         EngineError."""
         check_items(items, self._limits)
+        self._enter()
         with torch.inference_mode():
             return self._logits(items)
 
     def checksums(self, pages: Sequence[PageId], parts: int | None = None) -> tuple[int, ...]:
         return self._memory.checksums(pages, parts or 1)
+
+    def _enter(self) -> None:
+        """Kernels are launched on the thread's current device, whatever that of their tensors."""
+        if self._kv.device.type == "cuda":
+            torch.cuda.set_device(self._kv.device)
+
+    def _settle(self) -> None:
+        """Peers read pages from outside this stream: they must be complete by the step's end."""
+        if self._kv.device.type == "cuda":
+            torch.cuda.current_stream(self._kv.device).synchronize()
 
     @torch.inference_mode()
     def _run(self, items: Sequence[StepItem]) -> tuple[list[int], list[TokenLogprobs | None]]:
@@ -196,9 +210,7 @@ class TorchEngine:
         draws = [item.draw for item in items if item.draw is not None]
         tokens = (self._kernels.sample if self._kernels else sample)(logits, draws)
         told = score(logits, draws, tokens)
-        if self._kv.device.type == "cuda":
-            # Peers read pages from outside this stream: they must be complete by now.
-            torch.cuda.current_stream(self._kv.device).synchronize()
+        self._settle()
         return tokens, told
 
     def _logits(self, items: Sequence[StepItem]) -> torch.Tensor:
@@ -229,7 +241,8 @@ def _device(name: str) -> torch.device:
         index = int(name.partition(":")[2] or torch.cuda.current_device())
         if index >= torch.cuda.device_count():
             raise StartupError(f"device {name!r}: torch sees {torch.cuda.device_count()} GPUs")
-        return torch.device("cuda", index)
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)  # What is measured and recorded at start runs there.
     return device
 
 
@@ -237,7 +250,7 @@ def _memory(
     pages: int, layout: PageLayout, device: torch.device, pages_fd: int | None
 ) -> tuple[HostPages | DevicePages, torch.Tensor]:
     if device.type == "cuda":
-        on_device = DevicePages(pages, layout.page_bytes, device)
+        on_device = DevicePages.allocated(pages, layout.page_bytes, device)
         return on_device, on_device.bytes
     on_host = HostPages(pages, layout.page_bytes, pages_fd)
     return on_host, torch.from_numpy(on_host.bytes)

@@ -13,12 +13,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from shared.engine.device_pages import DevicePages
+from shared.engine.head_runs import HeadRun
 from shared.engine.host_pages import HostPages
 from shared.errors import Code, EngineError, TransferError
 from shared.ids import PageId
 from shared.kv.layout import PageLayout
 
 _MODULUS = 1 << 64
+_TOGETHER = 16
+"""Pages that are cut anew at a time."""
 Part = HostPages | DevicePages
 
 
@@ -48,45 +51,36 @@ class ShardedPages:
 
     def staging(self, parts: int, pages: int) -> StagedPages:
         """Memory for pages as one of `parts` ranks holds them. Raises TransferError."""
-        if any(isinstance(part, DevicePages) for part in self.parts):
-            raise TransferError(
-                "pages on a GPU move between equal numbers of ranks only",
-                Code.INCOMPATIBLE_WORKERS,
-            )
         return StagedPages(self, parts, HostPages(pages, self.shard(parts).page_bytes))
 
     def checksums(self, pages: Sequence[PageId], parts: int) -> tuple[int, ...]:
         """Of whole pages as a worker of `parts` ranks announces them: the sum, modulo 2^64, of the
         xxh3-64 of each rank's piece, seeded with the rank. One rank: plain xxh3-64. Raises
         EngineError."""
-        if parts == 1 and len(self.parts) == 1:
-            return self.parts[0].checksums(pages)
-        if any(isinstance(part, DevicePages) for part in self.parts):
-            raise EngineError("checksums over several ranks need pages in host memory")
+        if parts == len(self.parts):
+            columns = [memory.checksums(pages, part) for part, memory in enumerate(self.parts)]
+        else:
+            columns = [self._recut(pages, part, parts) for part in range(parts)]
+        return tuple(sum(column) % _MODULUS for column in zip(*columns, strict=True))
+
+    def _recut(self, pages: Sequence[PageId], part: int, parts: int) -> tuple[int, ...]:
+        """Seeded xxh3-64 of what rank `part` of `parts` would hold of each page."""
         if any(not 0 <= page < self.pages for page in pages):
             raise EngineError(f"a page id is outside 0..{self.pages - 1}")
-        return tuple(self._checksum(page, parts) for page in pages)
+        layout, sums = self.shard(parts), []
+        whole = HeadRun(layout, 0, layout.kv_heads)
+        for first in range(0, len(pages), _TOGETHER):
+            some = pages[first : first + _TOGETHER]
+            shape = (len(some), whole.rows, whole.count, whole.head_bytes)
+            piece = np.empty(shape, np.uint8)
+            for memory, own, theirs in self.overlaps(part, parts):
+                piece[:, :, theirs] = memory.take(some, own)
+            sums += [xxhash.xxh3_64_intdigest(one.data, part) for one in piece]
+        return tuple(sums)
 
-    def _checksum(self, page: PageId, parts: int) -> int:
-        pieces = (self._piece(page, part, parts) for part in range(parts))
-        sums = (xxhash.xxh3_64_intdigest(piece.data, part) for part, piece in enumerate(pieces))
-        return sum(sums) % _MODULUS
-
-    def _piece(self, page: PageId, part: int, parts: int) -> NDArray[np.uint8]:
-        """What rank `part` of `parts` would hold of one page."""
-        whole = self.parts[part] if parts == len(self.parts) else None
-        if isinstance(whole, HostPages):
-            stored: NDArray[np.uint8] = whole.bytes[page]
-            return stored
-        shape = _cells_shape(self.shard(parts))
-        piece = np.empty(shape, np.uint8)
-        for own, theirs, cells in self.overlaps(part, parts):
-            piece[:, theirs] = cells[page, :, own]
-        return piece
-
-    def overlaps(self, part: int, parts: int) -> list[tuple[slice, slice, NDArray[np.uint8]]]:
-        """For each own piece that shares heads with `part` of `parts`: the heads in ours, in
-        theirs, and our bytes, [page, layer * k|v, kv_head, byte]."""
+    def overlaps(self, part: int, parts: int) -> list[tuple[Part, HeadRun, slice]]:
+        """Each own piece that shares heads with `part` of `parts`, and the heads: in ours, and in
+        theirs."""
         own_layout = self.shard(len(self.parts))
         ours, theirs = own_layout.kv_heads, self.shard(parts).kv_heads
         found = []
@@ -95,10 +89,9 @@ class ShardedPages:
                 max(index * ours, part * theirs),
                 min((index + 1) * ours, (part + 1) * theirs),
             )
-            if low < high and isinstance(memory, HostPages):
-                own = slice(low - index * ours, high - index * ours)
-                other = slice(low - part * theirs, high - part * theirs)
-                found.append((own, other, _cells(memory, own_layout)))
+            if low < high:
+                own = HeadRun(own_layout, low - index * ours, high - low)
+                found.append((memory, own, slice(low - part * theirs, high - part * theirs)))
         return found
 
     def shard(self, parts: int) -> PageLayout:
@@ -129,17 +122,8 @@ class StagedPages:
         return self._memory.run(first, count)
 
     def adopt(self, part: int, moves: Sequence[tuple[PageId, PageId]]) -> None:
-        source = _cells(self._memory, self._home.shard(self._parts))
+        layout = self._home.shard(self._parts)
         slots, targets = [slot for slot, _ in moves], [target for _, target in moves]
-        for own, theirs, cells in self._home.overlaps(part, self._parts):
-            cells[targets, :, own] = source[slots, :, theirs]
-
-
-def _cells_shape(layout: PageLayout) -> tuple[int, int, int]:
-    rows = layout.layers * 2
-    return rows, layout.kv_heads, layout.page_bytes // (rows * layout.kv_heads)
-
-
-def _cells(memory: HostPages, layout: PageLayout) -> NDArray[np.uint8]:
-    """[page, layer * k|v, kv_head, bytes of one head]"""
-    return memory.bytes.reshape(memory.pages, *_cells_shape(layout))
+        cells = self._memory.take(slots, HeadRun(layout, 0, layout.kv_heads))
+        for memory, own, theirs in self._home.overlaps(part, self._parts):
+            memory.put(targets, own, cells[:, :, theirs])
