@@ -31,7 +31,7 @@ from shared.wire.requests import (
     TokenChunk,
     TokenEntry,
 )
-from shared.wire.workers import WorkerLoad, WorkerLost
+from shared.wire.workers import StepSample, WorkerLoad, WorkerLost
 
 NAMESPACE: Final = "tenant"
 
@@ -83,6 +83,9 @@ class GatewayHost(Process):
         return NO_LOAD
 
     def blocks(self) -> tuple[BlockHash, ...]:
+        return ()
+
+    def steps(self) -> tuple[StepSample, ...]:
         return ()
 
     def digest(self) -> tuple[int, str]:

@@ -25,6 +25,7 @@ from shared.wire.workers import (
     Heartbeat,
     Registered,
     RegisterWorker,
+    StepSample,
     WorkerLoad,
     WorkerLost,
 )
@@ -43,6 +44,7 @@ class Report(Protocol):
     def load(self) -> WorkerLoad: ...
     def blocks(self) -> tuple[BlockHash, ...]: ...
     def digest(self) -> tuple[int, str]: ...
+    def steps(self) -> tuple[StepSample, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class Membership:
             blocks=self._journal.count(),
             peers_lost=peers_lost,
             page_bytes=served.page_bytes,
+            steps=self._report.steps(),
             links=self._process.scene.plane.measured(self._process.name),
         )
 

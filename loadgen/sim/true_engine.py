@@ -14,7 +14,7 @@ from loadgen.sim.works import ServedModel, Tokens
 from shared.engine.batch import StepItem
 from shared.errors import EngineError
 from shared.ids import PageId
-from shared.wire.workers import CostModel
+from shared.wire.workers import CostModel, StepSample
 
 _INITIAL_DUST: Final = 0xA5
 """What a page holds before anyone wrote it."""
@@ -72,6 +72,10 @@ class TrueEngine:
     def sums(self, pages: Sequence[PageId], done: Callable[[tuple[int, ...]], None]) -> None:
         seconds = costs.sum_s(len(pages), self._worker.chance)
         self._take(seconds, lambda: self._engine.checksums(pages), done)
+
+    def measured(self) -> tuple[StepSample, ...]:
+        """None: what a step takes here is drawn, not worked for."""
+        return ()
 
     def check_bytes(self, pages: Sequence[tuple[PageId, int | None]]) -> None:
         for page, checksum in pages:

@@ -15,7 +15,7 @@ from shared.kv.blocks import State
 from shared.kv.cache import PageCache, Removed, Stored
 from shared.wire.codec import Message
 from shared.wire.requests import WorkerRef
-from shared.wire.workers import CostModel, WorkerLoad
+from shared.wire.workers import CostModel, StepSample, WorkerLoad
 
 
 class Worker(Process):
@@ -90,6 +90,9 @@ class Worker(Process):
 
     def blocks(self) -> tuple[BlockHash, ...]:
         return self.cache.blocks()
+
+    def steps(self) -> tuple[StepSample, ...]:
+        return self.engine.measured()
 
     def digest(self) -> tuple[int, str]:
         return self.cache.digest() if self.membership.epoch else (0, NO_BLOCKS)

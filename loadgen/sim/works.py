@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from shared.dataplane.plane import PageMemory
 from shared.engine.batch import StepItem
 from shared.ids import PageId
-from shared.wire.workers import CostModel
+from shared.wire.workers import CostModel, StepSample
 
 if TYPE_CHECKING:
     from loadgen.sim.worker import Worker
@@ -45,6 +45,10 @@ class EngineRoom(Protocol):
 
     def sums(self, pages: Sequence[PageId], done: Callable[[tuple[int, ...]], None]) -> None:
         """Checksums of pages."""
+        ...
+
+    def measured(self) -> tuple[StepSample, ...]:
+        """Steps since this was last asked, for the heartbeat; fault runs tell none."""
         ...
 
     def check_bytes(self, pages: Sequence[tuple[PageId, int | None]]) -> None:

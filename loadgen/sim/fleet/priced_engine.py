@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from loadgen.sim.clock import EventHeap
 from loadgen.sim.fleet.design import Design
-from loadgen.sim.fleet.prices import Price
+from loadgen.sim.fleet.prices import Price, Work
 from loadgen.sim.worker import Worker
 from loadgen.sim.works import ServedModel, Tokens
 from shared.engine.batch import StepItem
 from shared.errors import EngineError
 from shared.ids import PageId
-from shared.wire.workers import CostModel
+from shared.runtime.measured import MOST
+from shared.wire.workers import CostModel, StepSample
 
 DRAWN: Final = 1
 """Prompts never contain it."""
@@ -145,15 +147,18 @@ class PricedEngine:
         """Computed, not cached."""
         self.pipeline: Pipeline | None = None
         self.host: SharedHost | None = None
+        self._done: deque[Work] = deque(maxlen=MOST)
         self._worker = worker
         self._price = price
         self._stride = stride
         self._free_s = 0.0
 
     def step(self, items: Sequence[StepItem], done: Callable[[Tokens | None], None]) -> None:
-        seconds, computed = self._price.step(items, self._stride)
+        work = self._price.step(items, self._stride)
+        seconds, computed = work.seconds, work.new
         self.busy_s += seconds
         self.prompt_tokens += computed
+        self._done.append(work)
         tokens = tuple([None if item.draw is None else DRAWN for item in items])
         heap = self._worker.scene.heap
         if self.host is not None:
@@ -172,6 +177,12 @@ class PricedEngine:
     def sums(self, pages: Sequence[PageId], done: Callable[[tuple[int, ...]], None]) -> None:
         zeros = (0,) * len(pages)
         self._worker.soon(lambda: done(zeros))
+
+    def measured(self) -> tuple[StepSample, ...]:
+        """The newest steps, once."""
+        found = tuple([work.sample(self._stride) for work in self._done])
+        self._done.clear()
+        return found
 
     def check_bytes(self, pages: Sequence[tuple[PageId, int | None]]) -> None:
         """There are none."""

@@ -10,13 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from shared.engine.batch import StepItem
-from shared.wire.workers import CostModel
+from shared.wire.workers import CostModel, StepSample
 
 _BIG_BATCH: Final = 95
 """From here on DistServe's profiles have coefficients of their own."""
+
+
+class Work(NamedTuple):
+    """What an engine is asked for at once, and what it takes."""
+
+    seconds: float
+    new: int
+    """Prompt tokens."""
+    pairs: int
+    """(n+p)^2 - p^2, summed over the prompt chunks."""
+    sequences: int
+    """That take one token each."""
+    context: int
+    """Of theirs, together."""
+
+    def sample(self, stride: int) -> StepSample:
+        """As a worker reports it: several chunks count as one of as many tokens and pairs."""
+        new = self.new
+        cached = max(0, self.pairs - new**2) // (2 * new) if new else 0
+        seconds = self.seconds if new else self.seconds / stride
+        return StepSample(new, cached, self.sequences, self.context, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +77,26 @@ class Price:
     hop_token_s: float = 0.0
     """The same for each token in it."""
 
-    def step(self, items: Sequence[StepItem], stride: int = 1) -> tuple[float, int]:
-        """Seconds of one step of prompt chunks and sequences that take one token each, and the
-        prompt tokens in it. Without chunks it stands for `stride` decode steps."""
-        new = pairs = context = 0
+    def step(self, items: Sequence[StepItem], stride: int = 1) -> Work:
+        """One step of prompt chunks and sequences that take one token each. Without chunks it
+        stands for `stride` decode steps."""
+        new = pairs = context = chunks = 0
         for item in items:
             start, count = item.start, len(item.tokens)
             if count == 1:
                 context += start + 1
             else:
+                chunks += 1
                 new += count
                 pairs += count * (2 * start + count)
+        sequences = len(items) - chunks
         if new or stride == 1:
-            chunks = sum([len(item.tokens) > 1 for item in items]) if new else 0
-            return self.mixed_s(new, pairs, len(items) - chunks, context), new
+            seconds = self.mixed_s(new, pairs, sequences, context)
+            return Work(seconds, new, pairs, sequences, context)
         drawn = sum([item.draw.position for item in items if item.draw is not None])
         # Contexts are longer than they look, and grow while the step lasts.
-        context += (drawn - len(items)) * (stride - 1) + len(items) * (stride - 1) // 2
-        return stride * self.decode_s(len(items), context), 0
+        context += (drawn - sequences) * (stride - 1) + sequences * (stride - 1) // 2
+        return Work(stride * self.decode_s(sequences, context), 0, 0, sequences, context)
 
     def mixed_s(self, new: int, pairs: int, sequences: int, context: int) -> float:
         """`pairs` = (n+p)^2 - p^2, summed over the prompt chunks."""

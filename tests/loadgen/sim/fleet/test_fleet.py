@@ -14,9 +14,11 @@ from loadgen.sim.fleet.figures import parse_slo, percentile, summarise
 from loadgen.sim.fleet.fleet import Fleet, Spent
 from loadgen.sim.fleet.prices import PRICES
 from loadgen.sim.gateway_host import GatewayHost
+from loadgen.sim.scheduler_host import SchedulerHost
 from loadgen.workloads.catalogue import Wish, load
 from loadgen.workloads.prefixes import Family, families
 from loadgen.workloads.request import Request, Workload, build
+from shared.ids import WorkerId
 
 _OPT = PRICES["opt-13b:tp1"]
 _DESIGN = Design(
@@ -69,6 +71,24 @@ def test_a_run_is_decided_by_its_seed() -> None:
     assert first == again
     assert len(first) == 25
     assert all(row.ok for row in first)
+
+
+def test_the_scheduler_learns_from_simulated_steps_as_from_live_ones() -> None:
+    """What a worker reports at its start says nothing of contexts: steps do."""
+    bursts = ((1, 128), (8, 1_900), (4, 400), (12, 1_600), (2, 1_000), (8, 200))
+    rows = [
+        Request(at_s=6.0 * turn, prompt_tokens=size, output_tokens=100)
+        for turn, (count, size) in enumerate(bursts)
+        for _ in range(count)
+    ]
+    fleet = Fleet(_DESIGN, build("sizes", 64, rows))
+    fleet.run(lambda _: None)
+    scheduler = fleet.scene.processes["scheduler-0"]
+    assert isinstance(scheduler, SchedulerHost)
+    worker = scheduler.machine.cluster.get(WorkerId("decode-0"))
+    assert worker is not None
+    learnt_s = scheduler.machine.world.learned.context_token_s(worker.report)
+    assert learnt_s == pytest.approx(_OPT.decode.beta_s, rel=0.3)
 
 
 def test_a_run_holds_only_what_is_open() -> None:
