@@ -68,13 +68,16 @@ class Prefix:
         self.square += weight * (work_s * work_s - self.square)
 
     def left(self, now: float) -> float:
-        age_s = max(0.0, now - self.seen_s)
-        return self.count * math.exp(-age_s / _WINDOW_S) if self.count else 0.0
+        age_s = now - self.seen_s
+        if self.count == 0.0 or age_s <= 0.0:
+            return self.count
+        return self.count * math.exp(-age_s / _WINDOW_S)
 
     def rate(self, now: float) -> float:
         """Requests per second; of a prefix that is seen for less than the window, of that time."""
-        seen_s = _WINDOW_S * (1.0 - math.exp(-max(0.0, now - self.begun_s) / _WINDOW_S))
-        return self.left(now) / max(seen_s, _LEAST_S)
+        age_s = now - self.begun_s
+        seen_s = _WINDOW_S * (1.0 - math.exp(-age_s / _WINDOW_S)) if age_s > 0.0 else 0.0
+        return self.left(now) / (seen_s if seen_s > _LEAST_S else _LEAST_S)
 
     def regret(self, now: float) -> float:
         """Decays as the count does."""

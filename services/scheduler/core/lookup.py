@@ -103,14 +103,15 @@ class Match:
         """Exactly: a hole ends the depth."""
         alive, look, known = -1, self._look, self._known
         for depth, block in enumerate(self.hashes, start=1):
-            known[depth] = here = look(block)
-            here &= alive
-            if alive != -1 and here != alive:
-                for slot in bits(alive & ~here):
-                    self._depths[slot] = depth - 1
-            alive = here
-            if not alive:
-                break
+            known[depth] = held = look(block)
+            here = held & alive
+            if here != alive:
+                if alive != -1:
+                    for slot in bits(alive & ~here):
+                        self._depths[slot] = depth - 1
+                alive = here
+                if not alive:
+                    break
         if alive > 0:
             for slot in bits(alive):
                 self._depths[slot] = len(self.hashes)

@@ -44,11 +44,13 @@ class Pace:
         return self._work_s * self._left(now) / self._span_s(now)
 
     def _left(self, now: float) -> float:
-        return math.exp(-max(0.0, now - self._seen_s) / self._window_s)
+        gone_s = now - self._seen_s
+        return math.exp(-gone_s / self._window_s) if gone_s > 0.0 else 1.0
 
     def _span_s(self, now: float) -> float:
-        age_s = max(0.0, now - self._begun_s)
-        return self._window_s * max(1.0 - math.exp(-age_s / self._window_s), _LEAST_SHARE)
+        age_s = now - self._begun_s
+        share = 1.0 - math.exp(-age_s / self._window_s) if age_s > 0.0 else 0.0
+        return self._window_s * (share if share > _LEAST_SHARE else _LEAST_SHARE)
 
 
 class Paces:

@@ -19,6 +19,7 @@ TTL_S: Final = 5.0
 _EVERY: Final = 16
 _GROWTH: Final = 1.125
 _MOST_MARKS: Final = 262_144
+_DROPPED_AT_ONCE: Final = 2
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,21 +53,28 @@ class Predictions:
         if not hashes:
             return
         expires = now + self._ttl_s
-        named = tuple(hashes[depth - 1] for depth in marks(len(hashes)))
+        named = tuple([hashes[depth - 1] for depth in marks(len(hashes))])
+        known, masks, bit = self._marks, self._masks, 1 << slot
         for block in named:
-            slots = self._marks.setdefault(block, {})
+            slots = known.get(block)
+            if slots is None:
+                known[block], masks[block] = {slot: expires}, bit
+                self._count += 1
+                continue
             if slot not in slots:
                 self._count += 1
-                self._masks[block] = self._masks.get(block, 0) | 1 << slot
+                masks[block] |= bit
             slots[slot] = expires
         self._queue.append((expires, slot, named))
         self._queued += len(named)
+        self._drop_some(now)
         while self._queued > self._most:
             self._drop_oldest()
 
     def depths(self, hashes: Sequence[BlockHash], now: float) -> dict[int, int]:
         """Slot -> leading blocks of this chain that it was given lately."""
         found: dict[int, int] = {}
+        self._drop_some(now)
         alive, before = -1, 0
         for depth in marks(len(hashes)) if self._masks else ():
             here = self._masks.get(hashes[depth - 1], 0) & alive
@@ -100,6 +108,14 @@ class Predictions:
             if mark <= depth and self._marks[hashes[mark - 1]].get(slot, now) > now:
                 return mark
         return 0
+
+    def _drop_some(self, now: float) -> None:
+        """Of what has expired, more than one decision adds: then hardly ever is anything left
+        that looks alive and is not."""
+        for _ in range(_DROPPED_AT_ONCE):
+            if not self._queue or self._queue[0][0] > now:
+                return
+            self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         expires, slot, named = self._queue.popleft()

@@ -29,7 +29,8 @@ class Decaying:
     def _left(self, now: float) -> float:
         if self._sum == 0.0:
             return 0.0
-        return self._sum * math.exp(-max(0.0, now - self._seen_s) / self._window_s)
+        gone_s = now - self._seen_s
+        return self._sum * math.exp(-gone_s / self._window_s) if gone_s > 0.0 else self._sum
 
 
 class Rates(Generic[Key]):
