@@ -29,7 +29,7 @@ from loadgen.sim.fleet.callers import Row
 from loadgen.sim.fleet.figures import WARM_SHARE, Figures, percentile, summarise
 from loadgen.sim.fleet.fleet import Fleet
 from loadgen.workloads.request import Workload, WorkloadError
-from services.prefill.core.turns import start_bound_tokens
+from services.prefill.core.turns import GROUPS, aged_bound_tokens
 from services.scheduler.core.placement.registry import POLICIES
 
 _GIGA: Final = 1e9
@@ -38,6 +38,10 @@ _CHEAPEST: Final = "local_ttft"
 """Waits and own computation alone: what a minimum of costs without prices does."""
 _CLOSE: Final = 1e-9
 _SEED: Final = 7
+_LIFTED_S: Final = 0.1 * (GROUPS - 1) + 0.25
+"""Nine ages of a tenth of a second, and the tick at which the last one counts."""
+_READY_STEPS: Final = 2
+"""Work that has its pages and goes before whatever waits for its turn."""
 _BEST: Final = 6
 """Policies that are drawn again for their TTFT ..."""
 _BEST_GOOD: Final = 3
@@ -47,7 +51,9 @@ _BEST_GOOD: Final = 3
 @dataclass(frozen=True, slots=True)
 class Cold:
     """Requests that share nothing: how long they waited for their turn, and how long they might
-    have (`turns.start_bound_tokens`, with all that were open meanwhile before them)."""
+    have: until waiting has lifted them to the highest group, and then as long as what
+    `turns.aged_bound_tokens` says takes to compute, with all that were open when they came before
+    them."""
 
     requests: int
     wait_p99_s: float
@@ -103,22 +109,31 @@ def _possible(scene: Scene, workload: Workload) -> float:
 
 def _waits(scene: Scene, apart: Sequence[Row], rows: Sequence[Row]) -> Cold:
     """Wait: from sending to the first token, less what computing takes on an idle worker."""
-    price = scene.design(_OURS).prefill
-    longest = max(row.prompt_tokens for row in rows)
-    most_s = price.step_s / min(row.prompt_tokens for row in rows) + price.token_s
-    most_s += 2 * price.pair_s * longest
+    design = scene.design(_OURS)
+    price = design.prefill
+    longest = max(_left(row) for row in rows)
+    token_s = price.token_s + 2 * price.pair_s * max(row.prompt_tokens for row in rows)
     waits, bounds = [], []
     for row in apart:
         alone_s = price.mixed_s(row.prompt_tokens, row.prompt_tokens**2, 0, 0)
-        open_ = sum(o.sent_s < row.first_s and o.first_s > row.sent_s for o in rows) - 1
+        before = [o for o in rows if o.sent_s < row.sent_s and o.first_s > row.sent_s]
+        tokens = aged_bound_tokens(sum(map(_left, before)), longest)
+        tokens += _READY_STEPS * design.chunk_tokens + longest
+        # Each step has its fixed part; no step but the last of a job has less than a job's tokens.
+        steps = tokens / min(min(map(_left, rows)), design.chunk_tokens)
         waits.append(max(0.0, row.ttft_s - alone_s))
-        bounds.append(start_bound_tokens(open_, longest) * most_s)
+        bounds.append(_LIFTED_S + steps * price.step_s + tokens * token_s)
     return Cold(
         requests=len(waits),
         wait_p99_s=percentile(sorted(waits), 99),
         bound_s=min(bounds),
         beyond=sum(wait > bound for wait, bound in zip(waits, bounds, strict=True)),
     )
+
+
+def _left(row: Row) -> int:
+    """Tokens that it had to compute."""
+    return row.prompt_tokens - row.cached_tokens
 
 
 def mean(cell: Cell, name: str) -> float:

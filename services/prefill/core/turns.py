@@ -6,9 +6,12 @@ Waiting lifts a job by a group each tenth of the objective, priority by up to fo
 the first come goes first. So the cached go first, and nobody starves:
 
     a job starts before 55 * (K + 10) * (L + Q) further tokens were begun, where K jobs waited
-    before it, none has more than L tokens to compute, and Q is the quantum.
+    before it, none has more than L tokens to compute, and Q is the quantum;
+    once in the highest group, before 5.5 * W + 13.5 * L + 90 * Q further tokens were begun, where
+    those before it have W tokens to compute.
 
-Knows jobs' figures only; touches no pages.
+A job of no priority is in the highest group once it has waited nine ages. Knows jobs' figures
+only; touches no pages.
 """
 
 from __future__ import annotations
@@ -51,6 +54,20 @@ def start_bound_tokens(before: int, longest_tokens: int) -> int:
     more to compute than `longest_tokens`: the bound above."""
     rounds = sum(range(1, GROUPS + 1))
     return rounds * (before + GROUPS) * (longest_tokens + QUANTUM_TOKENS)
+
+
+def aged_bound_tokens(before_tokens: int, longest_tokens: int) -> int:
+    """Tokens that may be begun at most until a job starts that is in the highest group, where
+    those that came before it have so many to compute, and none more than `longest_tokens`.
+
+    The highest group takes its jobs as they came, so it begins at most W tokens before this one.
+    It waits all the time, so its credit is used up at each of the R refills: it has begun at least
+    10*Q*(R - 1) - L, and R <= 1 + (W + L) / (10*Q). A group below begins no more than its credit of
+    R + 1 rounds and one job too many: all nine of them at most 45*Q*(R + 1) + 9*L."""
+    below = sum(range(1, GROUPS))
+    refills = 1 + (before_tokens + longest_tokens) // (GROUPS * QUANTUM_TOKENS)
+    others = below * QUANTUM_TOKENS * (refills + 1) + (GROUPS - 1) * longest_tokens
+    return before_tokens + others
 
 
 class Turns:

@@ -14,6 +14,7 @@ from services.prefill.core.turns import (
     GROUPS,
     QUANTUM_TOKENS,
     Turns,
+    aged_bound_tokens,
     group_of,
     start_bound_tokens,
 )
@@ -103,6 +104,41 @@ def test_nobody_waits_longer_than_the_bound_says(
         assert begun <= limit + 100, (len(older), longest)
         if len(waiting) > 40:
             waiting = [w for w in waiting if w.name >= 0 or w is cold] + waiting[-8:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    older=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4000)), max_size=12),
+    sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=20),
+    begun_before=st.integers(0, 60),
+    seed=st.integers(0, 999),
+)
+def test_who_has_waited_long_enough_starts_within_a_tenth_of_that(
+    older: list[tuple[int, int]], sizes: list[int], begun_before: int, seed: int
+) -> None:
+    """In the highest group, whatever credits are left, against endless jobs in all groups."""
+    chance, turns = random.Random(seed), Turns()
+    waiting = [Waiter(-2, chance.randrange(GROUPS), chance.choice(sizes)) for _ in range(80)]
+    for waiter in turns.in_turn(waiting):
+        if begun_before == 0:
+            break
+        turns.charge(waiter, waiter.tokens)
+        begun_before -= 1
+    waiting = [Waiter(n, group, tokens) for n, (group, tokens) in enumerate(older)]
+    aged = Waiter(len(waiting), GROUPS - 1, 100)
+    waiting.append(aged)
+    before, longest = sum(t for _, t in older), max([100, *sizes, *(t for _, t in older)])
+    limit, begun = aged_bound_tokens(before, longest), 0
+    while aged in waiting:
+        for group in range(GROUPS):
+            if sum(waiter.group == group for waiter in waiting) < 3:
+                waiting.append(Waiter(-1, group, chance.choice(sizes)))
+        taken = next(turns.in_turn(waiting))
+        turns.charge(taken, taken.tokens)
+        waiting.remove(taken)
+        begun += taken.tokens if taken is not aged else 0
+        assert begun <= limit
+    assert limit <= 5.5 * before + 13.5 * longest + 90 * QUANTUM_TOKENS
 
 
 # -- in the machine ---------------------------------------------------------------------------
