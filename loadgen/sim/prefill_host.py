@@ -18,10 +18,10 @@ from services.prefill.core.machine import Machine
 from services.prefill.core.state import Limits
 from shared.bus.headers import Headers
 from shared.errors import Code
-from shared.ids import Epoch, Generation, PageId, RequestId
+from shared.ids import Epoch, Generation, PageId, RequestId, WorkerId
 from shared.kv.hashing import CacheIdentity
 from shared.wire import subjects
-from shared.wire.blocks import BlocksFound, BlocksKept
+from shared.wire.blocks import BlocksFound, BlocksKept, LookupBlocks, ReleaseBlocks
 from shared.wire.codec import Message
 from shared.wire.requests import (
     Acknowledged,
@@ -67,6 +67,7 @@ class PrefillHost(Worker):
         self.machine = Machine(self.ref, limits, identity, self.cache)
         scene.bus.subscribe(self, subjects.job("prefill", self.membership.worker), self._on_job)
         scene.bus.subscribe(self, subjects.leases(self.membership.worker), self._on_lease)
+        scene.bus.subscribe(self, subjects.lookups(self.membership.worker), self._on_lookup)
         scene.bus.subscribe(self, subjects.LOST, self._on_lost)
         self.tick(scene.pace.tick_s, on.Tick())
 
@@ -142,6 +143,15 @@ class PrefillHost(Worker):
                 self.feed(on.RenewArrived(call, message))
             case ReleaseLease():
                 self.feed(on.ReleaseArrived(call, message))
+
+    def _on_lookup(self, message: Message, _: Headers, respond: Respond) -> None:
+        call = self.call(respond)
+        match message:
+            case LookupBlocks():
+                ticket = f"{self.chance.getrandbits(64):016x}"
+                self.feed(on.LookupArrived(call, message, ticket))
+            case ReleaseBlocks():
+                self.feed(on.LoanReturned(call, message))
 
     def _on_lost(self, message: Message, _: Headers, __: Respond) -> None:
         if not isinstance(message, WorkerLost) or self.membership.declared_lost(message):
@@ -219,7 +229,8 @@ class PrefillHost(Worker):
                 self._offer(action)
             case act.ReleasePool():
                 limit_s = self.scene.pace.release_s
-                self._send(subjects.pool(action.pool.worker), action.release, limit_s)
+                subject = _blocks_of(action.pool.worker, action.peer)
+                self._send(subject, action.release, limit_s)
             case _:
                 assert_never(action)
 
@@ -228,11 +239,11 @@ class PrefillHost(Worker):
 
         def answered(answer: Answer) -> None:
             if isinstance(answer, BlocksFound) and answer.pages:
-                self.feed(on.PoolFound(*key, answer))
+                self.feed(on.PoolFound(*key, answer, action.peer))
             else:
                 self.feed(on.PoolMissed(*key, "not in the pool"))
 
-        subject = subjects.pool(action.pool.worker)
+        subject = _blocks_of(action.pool.worker, action.peer)
         bus, limit_s = self.scene.bus, self.scene.pace.fetch_s
         bus.request(self, subject, action.lookup, self._headers(), limit_s, answered)
 
@@ -288,3 +299,8 @@ class PrefillHost(Worker):
     ) -> None:
         until_s = self.now() + timeout_s
         Sending(self, subject, message, self._headers(), done, until_s, wanted).attempt()
+
+
+def _blocks_of(worker: WorkerId, peer: bool) -> str:
+    """Where the owner of blocks answers."""
+    return subjects.lookups(worker) if peer else subjects.pool(worker)

@@ -61,7 +61,8 @@ class FlowLimits:
 
 
 class PoolFlow:
-    """This worker's dealings with pool nodes."""
+    """This worker's dealings with pool nodes, and with prefill workers that lend it blocks.
+    `measured` is told of each read: whose pages, bytes, seconds."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class PoolFlow:
         executor: Executor,
         limits: FlowLimits,
         peer_lost: Callable[[WorkerId], None],
+        measured: Callable[[WorkerId, int, float], None],
     ) -> None:
         self._sender = sender
         self._bus = sender.bus
@@ -77,29 +79,31 @@ class PoolFlow:
         self._executor = executor
         self._limits = limits
         self._peer_lost = peer_lost
+        self._measured = measured
         self._addresses: OrderedDict[tuple[WorkerId, Epoch], str] = OrderedDict()
 
     async def look_up(self, wish: Lookup, headers: Headers) -> on.Event:
-        """Ask once: a pool that has to be asked twice is no shortcut."""
-        subject, key = subjects.pool(wish.pool.worker), (wish.request, wish.attempt)
+        """Ask once: who has to be asked twice is no shortcut."""
+        subject, key = _subject(wish.pool.worker, wish.peer), (wish.request, wish.attempt)
         self._plane.warm(wish.pool.plane_address)
         try:
             reply = await self._bus.request(subject, wish.lookup, headers, self._limits.fetch_s)
         except BusError as error:
-            return on.PoolMissed(*key, f"the pool does not answer: {error.code}")
+            return on.PoolMissed(*key, f"{wish.pool.worker} does not answer: {error.code}")
         if isinstance(reply, BlocksFound) and reply.pages:
             self._remember(reply)
-            return on.PoolFound(*key, reply)
-        return on.PoolMissed(*key, "not in the pool")
+            return on.PoolFound(*key, reply, wish.peer)
+        return on.PoolMissed(*key, f"{wish.pool.worker} has nothing of it")
 
     async def pull(self, wish: Pull) -> on.PullEnded:
         """Read and verify. When this returns nothing lands any more, unless it says so."""
         owner, key = wish.source.owner, (wish.request, wish.attempt)
         reads = [page.read for page in wish.pages]
         try:
-            await self._plane.read(
+            report = await self._plane.read(
                 owner.plane_address, wish.source.ticket, reads, self._limits.fetch_s
             )
+            self._measured(owner.worker, report.bytes, report.seconds)
             sums = await self._executor.checksums([read.target for read in reads])
         except TransferError as error:
             if error.code != Code.STALE:
@@ -115,8 +119,8 @@ class PoolFlow:
         return on.PullEnded(*key, good, damaged=len(reads) - len(good))
 
     async def release(self, wish: ReleasePool) -> None:
-        """The pool's lease would run out by itself: worth a few tries, no more."""
-        subject = subjects.pool(wish.pool.worker)
+        """The lease would run out by itself: worth a few tries, no more."""
+        subject = _subject(wish.pool.worker, wish.peer)
         with contextlib.suppress(BusError):
             await self._sender.send(subject, wish.release, Headers(), _RELEASE_S)
 
@@ -141,3 +145,8 @@ class PoolFlow:
         self._addresses[owner.worker, owner.epoch] = owner.plane_address
         while len(self._addresses) > _KNOWN_PEERS:
             self._addresses.popitem(last=False)
+
+
+def _subject(worker: WorkerId, peer: bool) -> str:
+    """Where the owner of blocks answers."""
+    return subjects.lookups(worker) if peer else subjects.pool(worker)

@@ -84,6 +84,8 @@ class WorkerMetrics:
             "fenced_generation": fenced.labels("generation").inc,
             "damaged_blocks": damaged.labels("host").inc,
             "pool_blocks": blocks.labels("fetched").inc,
+            "peer_blocks": blocks.labels("from_peers").inc,
+            "blocks_lent": blocks.labels("lent").inc,
             "blocks_kept": blocks.labels("offered").inc,
             "late_events": late.inc,
             "lease_expiries": expired.inc,

@@ -32,6 +32,7 @@ from shared.telemetry.jobs import Place
 from shared.telemetry.metrics import exemplar
 from shared.telemetry.trace import trace_id
 from shared.wire import subjects
+from shared.wire.blocks import LookupBlocks, ReleaseBlocks
 from shared.wire.codec import Message
 from shared.wire.requests import (
     CancelRequest,
@@ -75,7 +76,8 @@ class Shell:
         self._executor = executor
         sender = Sender(scope.bus, scope.clock, random.Random(secrets.randbits(64)))
         self._courier = Courier(sender)
-        self._flow = PoolFlow(sender, plane, executor, limits, membership.peer_lost)
+        peer_lost, measured = membership.peer_lost, membership.measured.read
+        self._flow = PoolFlow(sender, plane, executor, limits, peer_lost, measured)
         place = Place(
             membership.worker,
             lambda: membership.epoch,
@@ -150,6 +152,7 @@ class Shell:
         return [
             await bus.subscribe(subjects.job("prefill", worker), self._on_job),
             await bus.subscribe(subjects.leases(worker), self._on_lease),
+            await bus.subscribe(subjects.lookups(worker), self._on_lookup),
             await bus.subscribe(subjects.LOST, self._on_lost),
         ]
 
@@ -178,6 +181,17 @@ class Shell:
                 return self._ask(call, on.ReleaseArrived(call, release))
             case _:
                 raise RefusedError("not a message about leases", Code.INVALID_PARAMETER)
+
+    async def _on_lookup(self, delivery: Delivery) -> Message | None:
+        call = self._next_call()
+        match delivery.message:
+            case LookupBlocks() as lookup:
+                ticket = secrets.token_hex(_TICKET_BYTES)
+                return self._ask(call, on.LookupArrived(call, lookup, ticket))
+            case ReleaseBlocks() as release:
+                return self._ask(call, on.LoanReturned(call, release))
+            case _:
+                raise RefusedError("not a message about blocks", Code.INVALID_PARAMETER)
 
     async def _on_lost(self, delivery: Delivery) -> None:
         lost = delivery.message

@@ -73,6 +73,12 @@ def leases(worker: WorkerId) -> str:
     return f"baton.prefill.{worker}.leases"
 
 
+def lookups(worker: WorkerId) -> str:
+    """Request of a prefill worker to another one: LookupBlocks | ReleaseBlocks -> BlocksFound |
+    Acknowledged | Refused."""
+    return f"baton.prefill.{worker}.blocks"
+
+
 def tokens(gateway: WorkerId) -> str:
     """Publish to a gateway: TokenChunk | JobFailed."""
     return f"baton.gateway.{gateway}.tokens"
@@ -124,10 +130,12 @@ GRANTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "baton.decode.*.pages",
             "baton.gateway.*.tokens",
             "baton.kvpool.*.blocks",
+            "baton.prefill.*.blocks",
         ),
         "subscribe": (
             "baton.prefill.*.job",
             "baton.prefill.*.leases",
+            "baton.prefill.*.blocks",
             "baton.snapshot.prefill.*",
             "baton.figures.prefill.*",
             "baton.switch.prefill.*",

@@ -27,7 +27,7 @@ from shared.wire.requests import (
     WorkerRef,
 )
 
-Answer = Accepted | Refused | Ended | LeasesRenewed | Acknowledged | TokenEntry
+Answer = Accepted | Refused | Ended | LeasesRenewed | Acknowledged | TokenEntry | BlocksFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,13 @@ class JobClosed:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Ask the pool; ends in `PoolFound` or `PoolMissed`."""
+    """Ask the pool, or a `peer`: another prefill worker. Ends in `PoolFound` or `PoolMissed`."""
 
     request: RequestId
     attempt: Attempt
     pool: WorkerRef
     lookup: LookupBlocks
+    peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +87,16 @@ class Pull:
     attempt: Attempt
     source: BlocksFound
     pages: tuple[PullPage, ...]
+    peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasePool:
-    """Tell the pool that the lease of a lookup is not needed any more."""
+    """Tell the pool, or the peer, that the lease of a lookup is not needed any more."""
 
     pool: WorkerRef
     release: ReleaseBlocks
+    peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from services.prefill.core import fetching, handoff
+from services.prefill.core import fetching
 from services.prefill.core.actions import Answer, JobOpened, Traced
 from services.prefill.core.batching import bypassing
 from services.prefill.core.closing import close
 from services.prefill.core.events import JobArrived
 from services.prefill.core.jobs import Job, JobKey, Phase
+from services.prefill.core.reuse import reuse
 from services.prefill.core.state import State, page_ids
 from services.prefill.core.turns import group_of
 from services.prefill.core.work import prefill_seconds
@@ -88,25 +89,6 @@ def _group(state: State, job: Job, now: float) -> None:
     waited_s = now - job.arrived_s
     priority = job.order.priority
     job.group = group_of(cached, job.prompt_tokens, waited_s, state.limits.age_s, priority)
-
-
-def refresh(state: State, job: Job, now: float) -> None:
-    """Right before its first chunk: take over blocks that others have sealed meanwhile."""
-    if state.cache.peek(job.reusable) <= job.sealed:
-        return
-    found = state.cache.match(job.reusable)
-    known, gained = found[: job.sealed], found[job.sealed :]
-    state.cache.release(page_ids(known))
-    state.cache.release(page_ids(job.pages[job.sealed : len(found)]))
-    job.pages[job.sealed : len(found)] = gained
-    reuse(state, job, len(found), now)
-
-
-def reuse(state: State, job: Job, blocks: int, now: float) -> None:
-    """The first `blocks` pages came from a cache and are final: count and announce them."""
-    job.sealed = job.cached_blocks = blocks
-    job.computed_tokens = blocks * job.block_tokens
-    handoff.share(state, job, now)
 
 
 def work_left_s(state: State, computing: Mapping[JobKey, int] = NONE_COMPUTING) -> float:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from services.prefill.core import handoff
 from services.prefill.core.actions import EmitTokens, RunStep, SumPages, Traced
-from services.prefill.core.admission import refresh
 from services.prefill.core.batching import Chunk, plan
 from services.prefill.core.closing import close, depart
 from services.prefill.core.events import PagesSummed, StepEnded, StepFailed
 from services.prefill.core.jobs import Job, JobKey, Phase
+from services.prefill.core.reuse import refresh
 from services.prefill.core.state import State, page_ids
 from services.prefill.core.work import prefill_seconds
 from shared.engine.batch import StepItem

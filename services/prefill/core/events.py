@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.ids import Attempt, RequestId
-from shared.wire.blocks import BlocksFound
+from shared.wire.blocks import BlocksFound, LookupBlocks, ReleaseBlocks
 from shared.wire.requests import (
     CancelRequest,
     PrefillJob,
@@ -62,12 +62,31 @@ class ReleaseArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupArrived:
+    """Another prefill worker asks for blocks. `ticket` is random and not used before."""
+
+    call: int
+    lookup: LookupBlocks
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoanReturned:
+    """It is done with what a lookup gave it."""
+
+    call: int
+    release: ReleaseBlocks
+
+
+@dataclass(frozen=True, slots=True)
 class PoolFound:
-    """The pool's answer to `Lookup`; its lease lasts until `ReleasePool`."""
+    """The answer of a pool node, or of a `peer`, to `Lookup`; its lease lasts until
+    `ReleasePool`."""
 
     request: RequestId
     attempt: Attempt
     found: BlocksFound
+    peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +204,8 @@ Event = (
     | ResendArrived
     | RenewArrived
     | ReleaseArrived
+    | LookupArrived
+    | LoanReturned
     | PoolFound
     | PoolMissed
     | PullEnded

@@ -1,11 +1,11 @@
-"""Blocks that come back from the pool: ask, check the answer, pull, seal.
+"""Blocks that come from the pool or from another prefill worker: ask, check the answer, pull, seal.
 
-The pool is a shortcut and never a need: whatever goes wrong, the job computes instead.
+Both are shortcuts and never a need: whatever goes wrong, the job computes instead.
 """
 
 from __future__ import annotations
 
-from services.prefill.core import handoff
+from services.prefill.core import handoff, reuse
 from services.prefill.core.actions import Lookup, Pull, PullPage, ReleasePool, Traced
 from services.prefill.core.closing import close, depart
 from services.prefill.core.events import PoolFound, PoolMissed, PullEnded
@@ -18,16 +18,25 @@ from shared.wire.blocks import BlocksFound, LookupBlocks, ReleaseBlocks
 
 
 def begin(state: State, job: Job, now: float) -> bool:
-    """Ask the pool for the blocks that follow the cached ones: those that placement counts on,
-    else all there may be. False: nothing to ask for."""
+    """Ask for the blocks that follow the cached ones: those that placement counts on, else all
+    there may be. What a mate is already fetching is waited for, not fetched again. False: nothing
+    to ask for."""
     pool, wanted = job.source, job.reusable[job.sealed :]
+    mate = _fetching(state, job)
+    if mate is not None:
+        state.followers[job.key] = mate.key
+        state.counts["fetches_shared"] += 1
+        state.jobs.move(job, Phase.FETCHING, now)
+        return True
     if job.order.fetch_from is not None:
         wanted = wanted[: max(0, job.order.fetch_until - job.sealed)]
     if pool is None or not wanted:
         return False
-    if state.jobs.count(Phase.FETCHING) >= state.limits.fetch_limit:
+    fetching = state.jobs.count(Phase.FETCHING) - len(state.followers)
+    if fetching >= state.limits.fetch_limit:
         state.counts["fetches_skipped"] += 1
         return False
+    job.asked = job.sealed + len(wanted)
     state.jobs.move(job, Phase.FETCHING, now)
     lookup = LookupBlocks(
         reader=state.me,
@@ -35,13 +44,30 @@ def begin(state: State, job: Job, now: float) -> bool:
         blocks=wanted,
         first_position=job.sealed,
     )
-    state.out.append(Lookup(job.order.request, job.order.attempt, pool, lookup))
+    state.out.append(Lookup(job.order.request, job.order.attempt, pool, lookup, peer=job.from_peer))
     return True
+
+
+def resume(state: State, now: float) -> None:
+    """Jobs whose mate has ended its fetch take over what came. What is missing they fetch
+    themselves, but for a mate that got nothing: then they compute."""
+    for key, mate_key in tuple(state.followers.items()):
+        job, mate = state.jobs.find(*key), state.jobs.find(*mate_key)
+        if job is not None and mate is not None and mate.phase is Phase.FETCHING:
+            continue
+        del state.followers[key]
+        if job is None:
+            continue
+        before = job.sealed
+        reuse.refresh(state, job, now)
+        worth_asking = mate is None or job.sealed > before
+        if not (worth_asking and begin(state, job, now)):
+            _compute(state, job, now, f"{mate_key.request} has ended its fetch")
 
 
 def missed(state: State, event: PoolMissed, now: float) -> None:
     job = state.jobs.find(event.request, event.attempt)
-    if job is None or job.phase is not Phase.FETCHING or job.busy:
+    if job is None or not _waits_for_answer(state, job):
         state.counts["late_events"] += 1
         return
     state.counts["pool_misses"] += 1
@@ -51,18 +77,18 @@ def missed(state: State, event: PoolMissed, now: float) -> None:
 def found(state: State, event: PoolFound, now: float) -> None:
     """Pull what the pool has, if the answer is about the blocks that were asked for."""
     job = state.jobs.find(event.request, event.attempt)
-    if job is None or job.phase is not Phase.FETCHING or job.busy:
+    if job is None or not _waits_for_answer(state, job):
         state.counts["late_events"] += 1
-        _release_pool(state, event.found)
+        _release_pool(state, event.found, event.peer)
         return
     pages = _wanted(job, event.found)
     if not pages:
         state.counts["pool_misses"] += 1
-        _release_pool(state, event.found)
+        _release_pool(state, event.found, event.peer)
         _compute(state, job, now, "nothing usable in the pool")
         return
     job.busy = True
-    job.pull = Pull(job.order.request, job.order.attempt, event.found, pages)
+    job.pull = Pull(job.order.request, job.order.attempt, event.found, pages, event.peer)
     state.out.append(job.pull)
     state.diary.note(job.key, now, f"pulls {len(pages)} blocks from {event.found.owner.worker}")
 
@@ -77,7 +103,7 @@ def pull_ended(state: State, event: PullEnded, now: float) -> None:
         return
     pull, job.pull = job.pull, None
     state.counts["damaged_blocks"] += event.damaged
-    _release_pool(state, pull.source, _corrupted(pull, event))
+    _release_pool(state, pull.source, pull.peer, _corrupted(pull, event))
     refilled = event.settled or _abandon(state, job, len(pull.pages))
     depart(state, job)
     if job.ended:
@@ -86,10 +112,26 @@ def pull_ended(state: State, event: PullEnded, now: float) -> None:
         close(state, job, now, "failed", Code.KV_PAGES_EXHAUSTED)
         return
     pulled = _seal_run(state, job, event)
-    state.counts["pool_blocks"] += pulled
+    state.counts["peer_blocks" if pull.peer else "pool_blocks"] += pulled
     _trace_fetch(state, job, event, pulled, now)
     handoff.share(state, job, now)
     _compute(state, job, now, f"{pulled} blocks came from the pool")
+
+
+def _waits_for_answer(state: State, job: Job) -> bool:
+    return job.phase is Phase.FETCHING and not job.busy and job.key not in state.followers
+
+
+def _fetching(state: State, job: Job) -> Job | None:
+    """Who is fetching the next block that this job lacks. A name stands for all before it."""
+    at = job.sealed
+    if at >= len(job.reusable):
+        return None
+    for mate in state.jobs.in_phase(Phase.FETCHING):
+        own = mate is not job and mate.key not in state.followers
+        if own and at < mate.asked and mate.hashes[at] == job.hashes[at]:
+            return mate
+    return None
 
 
 def _compute(state: State, job: Job, now: float, why: str) -> None:
@@ -97,9 +139,11 @@ def _compute(state: State, job: Job, now: float, why: str) -> None:
     state.jobs.move(job, Phase.READY, now)
 
 
-def _release_pool(state: State, found: BlocksFound, corrupted: tuple[BlockHash, ...] = ()) -> None:
+def _release_pool(
+    state: State, found: BlocksFound, peer: bool, corrupted: tuple[BlockHash, ...] = ()
+) -> None:
     release = ReleaseBlocks(state.me.worker, found.ticket, corrupted)
-    state.out.append(ReleasePool(found.owner, release))
+    state.out.append(ReleasePool(found.owner, release, peer))
 
 
 def _corrupted(pull: Pull, event: PullEnded) -> tuple[BlockHash, ...]:
@@ -147,10 +191,9 @@ def _seal_run(state: State, job: Job, event: PullEnded) -> int:
 
 
 def _trace_fetch(state: State, job: Job, event: PullEnded, pulled: int, now: float) -> None:
-    pool, node = job.source, job.order.kvpool
-    peer = pool is not None and (node is None or node.worker != pool.worker)
+    pool = job.source
     attributes: dict[str, str | int | float | bool] = {
-        "baton.fetch.tier": "peer" if peer else "host",
+        "baton.fetch.tier": "peer" if job.from_peer else "host",
         "baton.fetch.peer": pool.worker if pool else "",
         "baton.fetch.blocks": pulled,
         "baton.fetch.damaged": event.damaged,

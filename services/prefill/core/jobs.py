@@ -29,7 +29,7 @@ class Phase(StrEnum):
     QUEUED = "queued"
     """Holds nothing."""
     FETCHING = "fetching"
-    """Holds its pages; the pool is being asked or read."""
+    """Holds its pages; the pool or a peer is being asked or read, for it or for a mate."""
     READY = "ready"
     """Holds its pages; chunks are left to compute."""
     HANDED = "handed"
@@ -69,6 +69,8 @@ class Job:
     """Was in a step that failed: runs by itself from now on."""
     busy: bool = False
     """The engine or a pull works on the pages right now."""
+    asked: int = 0
+    """Leading blocks that its own fetch may bring."""
     pull: Pull | None = None
     """The pull that is under way, into the pages after the sealed ones."""
     ended: bool = False
@@ -86,6 +88,12 @@ class Job:
     def source(self) -> WorkerRef | None:
         """Whom to ask for blocks that are not here."""
         return self.order.fetch_from or self.order.kvpool
+
+    @property
+    def from_peer(self) -> bool:
+        """Whether that is another prefill worker."""
+        wanted, node = self.order.fetch_from, self.order.kvpool
+        return wanted is not None and (node is None or node.worker != wanted.worker)
 
     @property
     def pressing(self) -> bool:

@@ -16,6 +16,7 @@ from services.prefill.core.actions import Action, Answer, PublishBlocks, Reply
 from services.prefill.core.closing import close
 from services.prefill.core.compute import Compute
 from services.prefill.core.jobs import Job, Jobs, Phase
+from services.prefill.core.lending import Lending
 from services.prefill.core.state import Limits, State
 from shared.errors import Code
 from shared.ids import Generation, PageId, RequestId
@@ -59,12 +60,14 @@ class Machine:
         jobs = Jobs(limits.past_limit)
         self._state = State(me, limits, identity, cache, jobs)
         self._compute = Compute(self._state)
+        self._lending = Lending(self._state)
 
     # -- events ----------------------------------------------------------------------------
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """Take in one event; the actions it brings about, in order."""
         self._take_in(event, now)
+        fetching.resume(self._state, now)
         admission.admit(self._state, now)
         self._compute.begin(now)
         actions, self._state.out = self._state.out, []
@@ -80,6 +83,10 @@ class Machine:
                 state.out.append(Reply(event.call, self._answer_gateway(event, now)))
             case on.RenewArrived() | on.ReleaseArrived():
                 state.out.append(Reply(event.call, self._answer_reader(event, now)))
+            case on.LookupArrived():
+                state.out.append(Reply(event.call, self._lending.asked(event, now)))
+            case on.LoanReturned():
+                state.out.append(Reply(event.call, self._lending.returned(event)))
             case on.PoolFound():
                 fetching.found(state, event, now)
             case on.PoolMissed():
@@ -164,6 +171,7 @@ class Machine:
         """All leases, all deadlines: neither are in order."""
         state = self._state
         handoff.sweep(state, now)
+        self._lending.sweep()
         admission.regroup(state, now)
         for job in tuple(state.jobs.live.values()):
             handed = job.phase is Phase.HANDED
@@ -179,6 +187,7 @@ class Machine:
             if _was_for(job, lost):
                 close(self._state, job, now, "lost")
         handoff.pool_lost(self._state, lost)
+        self._lending.reader_lost(lost)
 
     def _give_up(self, now: float) -> None:
         self._state.draining = True
@@ -186,6 +195,7 @@ class Machine:
             handed = job.phase is Phase.HANDED
             close(self._state, job, now, "failed", None if handed else Code.DRAINING)
         handoff.end_offers(self._state)
+        self._lending.end_all()
 
     # -- views -----------------------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class Machine:
     def idle(self) -> bool:
         """Nothing is running and nobody holds anything."""
         state = self._state
-        return not (state.jobs.live or state.jobs.leaving or state.offers)
+        return not (state.jobs.live or state.jobs.leaving or state.offers or self._lending)
 
     @property
     def draining(self) -> bool:
@@ -262,7 +272,13 @@ class Machine:
             leased = state.cache.has_lease(job.lease)
             require(leased == (job.shared > 0 and not job.ended), f"lease of {job.key}:\n{story}")
         require(held == Counter(state.cache.references()), "references without a job")
+        for key, mate in state.followers.items():
+            both = [state.jobs.find(*one) for one in (key, mate)]
+            ok = all(job is not None and job.phase is Phase.FETCHING for job in both)
+            require(ok, f"{key} waits for nobody's fetch")
         for key in state.offers:
             require(state.cache.has_lease(handoff.offer_lease(key)), f"offer {key} has no lease")
+        self._lending.check()
         expected = len(state.offers) + sum(job.shared > 0 for job in state.jobs.live.values())
+        expected += len(self._lending)
         require(state.cache.counts().leases == expected, "a lease without a job or offer")

@@ -41,6 +41,8 @@ class Limits:
     """Jobs that may ask or read the pool at a time; others compute."""
     offer_limit: int = 8
     """Offers under way at a time; further ones are dropped and counted."""
+    loan_limit: int = 64
+    """Lookups of other prefill workers whose pages are lent at a time."""
     past_limit: int = 4096
     """Ended attempts that are remembered."""
     groups: bool = True
@@ -79,6 +81,8 @@ class State:
     out: list[Action] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Facts by name; they only grow."""
+    followers: dict[JobKey, JobKey] = field(default_factory=dict)
+    """Jobs that wait for blocks which another one is fetching, with that job."""
     offers: dict[JobKey, WorkerRef] = field(default_factory=dict)
     """Offers under way, with the pool that each went to."""
     diary: Diary = field(default_factory=Diary)

@@ -105,6 +105,7 @@ def job(
     max_tokens: int = 8,
     stop: tuple[int, ...] = (),
     pool: WorkerRef | None = None,
+    peer: WorkerRef | None = None,
     deadline_s: float = 600.0,
     namespace: str = "tenant",
 ) -> PrefillJob:
@@ -120,6 +121,8 @@ def job(
         decode=DECODE,
         kvpool=pool,
         deadline_s=deadline_s,
+        fetch_from=peer,
+        fetch_until=len(tokens) // BLOCK if peer else 0,
     )
 
 
@@ -240,7 +243,7 @@ class Rig:
             pages.append(PageRef(position, PageId(at), Generation(1), BLOCK, checksum, block))
         if pages:
             found = BlocksFound(POOL, "pool-ticket", LEASE_S, tuple(pages))
-            self.send(on.PoolFound(asked.request, asked.attempt, found))
+            self.send(on.PoolFound(asked.request, asked.attempt, found, asked.peer))
         else:
             self.send(on.PoolMissed(asked.request, asked.attempt, "miss"))
 

@@ -9,6 +9,7 @@ import pytest
 
 from services.prefill.core import events as on
 from services.prefill.core.actions import (
+    Lookup,
     Offer,
     ReleasePool,
     SendPages,
@@ -109,6 +110,48 @@ def test_targets_of_an_unsettled_pull_never_come_back(cancelled: bool) -> None:
     assert rig.machine.accounting()["quarantined"] == 10
     if not cancelled:
         assert rig.first_tokens()[RequestId("b")].token_ids == (expected_token(LONG),)
+
+
+def test_siblings_share_one_fetch() -> None:
+    """Three of one burst: the pool is asked once, and all have its blocks."""
+    rig = _filled_pool()
+    longer = (*LONG, *range(200, 210))
+    for name, tokens in (("b", LONG), ("c", LONG), ("d", longer)):
+        rig.start(job(name, tokens, pool=POOL))
+    assert len(rig.lookups) == 1
+    assert rig.machine.counters["fetches_shared"] == 2
+    rig.look_up()
+    rig.pull()
+    rig.settle()
+    tokens = rig.first_tokens()
+    assert [tokens[RequestId(name)].cached_tokens for name in "bcd"] == [40, 40, 40]
+    assert tokens[RequestId("c")].token_ids == (expected_token(LONG),)
+    assert tokens[RequestId("d")].token_ids == (expected_token(longer),)
+    assert rig.machine.counters["pool_blocks"] == 10
+    assert [len(asked.lookup.blocks) for asked in rig.seen(Lookup)] == [10, 3], "d: what is left"
+
+
+def test_a_sibling_of_a_cancelled_fetch_fetches_itself() -> None:
+    rig = _filled_pool()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.start(job("c", LONG, pool=POOL))
+    rig.look_up()
+    rig.cancel("b")
+    assert len(rig.lookups) == 1, "c asks for itself"
+    rig.settle()
+    entry = rig.first_tokens()[RequestId("c")]
+    assert (entry.token_ids, entry.cached_tokens) == ((expected_token(LONG),), 40)
+
+
+def test_siblings_of_a_miss_do_not_ask_one_after_the_other() -> None:
+    rig = Rig()
+    for name in "bcd":
+        rig.start(job(name, LONG, pool=POOL))
+    rig.look_up()
+    assert not rig.lookups
+    rig.settle()
+    assert len(rig.seen(Lookup)) == 1
+    assert {e.token_ids for e in rig.emitted()} == {(expected_token(LONG),)}
 
 
 def test_a_late_answer_of_the_pool_gives_its_lease_back() -> None:

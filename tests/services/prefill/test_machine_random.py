@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -10,12 +12,15 @@ from services.prefill.core import events as on
 from services.prefill.core.actions import SendPages
 from shared.errors import Code
 from shared.ids import Epoch, RequestId
+from shared.kv.hashing import block_hashes
+from shared.wire.blocks import LookupBlocks, ReleaseBlocks
 from shared.wire.requests import Accepted, PrefillJob
 from shared.wire.workers import WorkerLost
 from tests.services.prefill.rig import (
     DECODE,
     GATEWAY,
     GRACE_S,
+    IDENTITY,
     LEASE_S,
     POOL,
     Rig,
@@ -25,6 +30,7 @@ from tests.services.prefill.rig import (
 )
 
 DEADLINE_S = 120.0
+OURS = replace(IDENTITY, namespace="tenant")
 names = st.sampled_from(("a", "b", "c", "d"))
 
 
@@ -42,6 +48,7 @@ class Weather(RuleBasedStateMachine):
         self.orders: dict[tuple[str, int], PrefillJob] = {}
         self.old: list[on.Event] = []
         self.reads: list[int] = []
+        self.loans = 0
 
     # -- gateways ------------------------------------------------------------------------------
 
@@ -112,6 +119,19 @@ class Weather(RuleBasedStateMachine):
             wish = self.rig.pulls.pop(0)
             self._send(on.PullEnded(wish.request, wish.attempt, (), settled=False))
 
+    @rule(family=st.integers(0, 2), length=st.integers(4, 70))
+    def lend(self, family: int, length: int) -> None:
+        blocks = block_hashes(OURS, prompt(family, length))
+        self.loans += 1
+        lookup = LookupBlocks(POOL, "layout", blocks, 0)
+        self.rig.ask(lambda call: on.LookupArrived(call, lookup, f"loan {self.loans}"))
+
+    @rule(number=st.integers(0, 8), damaged=st.booleans())
+    def loan_returned(self, number: int, damaged: bool) -> None:
+        blocks = block_hashes(OURS, prompt(0, 8)) if damaged else ()
+        release = ReleaseBlocks(POOL.worker, f"loan {self.loans - number}", blocks)
+        self.rig.ask(lambda call: on.LoanReturned(call, release))
+
     @precondition(lambda self: self.rig.offers)
     @rule(lost=st.booleans())
     def offer(self, lost: bool) -> None:
@@ -179,6 +199,9 @@ class Weather(RuleBasedStateMachine):
         rig = self.rig
         for read in self.reads:
             rig.send(on.ReadEnded(read))
+        for number in range(self.loans):
+            release = ReleaseBlocks(POOL.worker, f"loan {number + 1}")
+            rig.ask(lambda call, release=release: on.LoanReturned(call, release))
         abandoned = rig.machine.counters["pages_abandoned"]
         for _ in range(len(self.orders) + 1):
             rig.settle()

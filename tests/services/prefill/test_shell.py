@@ -9,11 +9,12 @@ import pytest
 from services.prefill.app import PrefillApp
 from services.prefill.core.machine import Machine
 from shared.bus.headers import Headers
+from shared.bus.memory import MemoryBus
 from shared.dataplane.weather import Mishap
 from shared.errors import Code, StartupError
 from shared.ids import Attempt, Epoch, RequestId
 from shared.wire import subjects
-from shared.wire.blocks import BlocksStored
+from shared.wire.blocks import BlocksFound, BlocksStored, LookupBlocks, ReleaseBlocks
 from shared.wire.requests import (
     Accepted,
     Acknowledged,
@@ -27,7 +28,7 @@ from shared.wire.requests import (
     TokenEntry,
 )
 from shared.wire.workers import WorkerLost
-from tests.services.prefill.rig import DECODE, expected_token
+from tests.services.prefill.rig import DECODE, engine, expected_token
 from tests.services.prefill.stage import EPOCH, ME, POOL_REF, Stage, config, running
 
 LONG = tuple(range(100, 143))
@@ -135,6 +136,47 @@ async def test_a_dead_pool_is_a_miss() -> None:
         await stage.until(lambda: stage.token("a") is not None)
         await stage.release("a")
         await stage.until(lambda: stage.held == 0)
+
+
+async def test_blocks_are_lent_to_a_peer_over_bus_and_plane() -> None:
+    async with running() as stage:
+        await stage.start("a", LONG)
+        await stage.until(lambda: len(stage.fetched) == 11)
+        await stage.release("a")
+        names = tuple(ref.block for ref in stage.fetched.values() if ref.block is not None)
+        layout = machine(stage)._state.limits.layout_digest
+        lookup = LookupBlocks(POOL_REF, layout, names, 0)
+        peer = MemoryBus(stage.broker, POOL_REF.worker, "prefill")
+        found = await peer.request(subjects.lookups(ME), lookup, Headers(), 5.0)
+        assert isinstance(found, BlocksFound) and len(found.pages) == 10
+        assert len(await stage.pool.fetch(found.owner, found.ticket, found.pages)) == 10
+        release = ReleaseBlocks(POOL_REF.worker, found.ticket)
+        reply = await peer.request(subjects.lookups(ME), release, Headers(), 5.0)
+        assert reply == Acknowledged()
+        await stage.until(lambda: stage.held == 0)
+
+
+async def test_blocks_of_a_peer_are_read_and_their_link_is_reported() -> None:
+    """The fake pool node plays the other prefill worker: it holds the same blocks."""
+    async with running(kv_pages=12) as stage:
+        await stage.start("a", LONG, pool=POOL_REF)
+        await stage.until(lambda: len(stage.kept) == 10)
+        await stage.release("a")
+        await stage.start("other", range(300, 343))
+        await stage.until(lambda: stage.token("other") is not None)
+        await stage.release("other")
+        peer = MemoryBus(stage.broker, POOL_REF.worker, "prefill")
+        await peer.subscribe(subjects.lookups(POOL_REF.worker), stage._serve_pool)
+        await stage.start("b", LONG, peer=POOL_REF)
+        await stage.until(lambda: stage.token("b") is not None)
+        entry = stage.token("b")
+        assert entry is not None and entry.cached_tokens == 40
+        assert machine(stage).counters["peer_blocks"] == 9, "one was still here"
+        await stage.until(lambda: any(beat.links for beat in stage.beats))
+        (read,) = [sample for beat in stage.beats for sample in beat.links]
+        assert (read.peer, read.size_bytes) == (POOL_REF.worker, 9 * engine(1).memory.page_bytes)
+        assert read.seconds > 0
+        await stage.release("b")
 
 
 async def test_announcements_survive_an_outage_of_the_bus() -> None:
