@@ -50,6 +50,9 @@ class SchedulerConfig(ProcessSettings):
     fetch: str = setting(
         "cheapest", "whether placement counts on blocks from the pool", choices=FETCHES
     )
+    peers: bool = setting(
+        True, "with fetch cheapest: on blocks of other prefill workers as well as of the pool"
+    )
     admission: str = setting(
         "early_reject_predicted",
         "refuse at arrival what would miss its deadline or objective by the load predicted for "
@@ -135,6 +138,7 @@ class SchedulerConfig(ProcessSettings):
             decode=self.decode_placement,
             replication=self.replication,
             fetch=self.fetch,
+            peers=self.peers,
             admission=self.admission,
             objectives=self.slo_admission,
             weights=self._weights(),

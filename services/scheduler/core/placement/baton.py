@@ -29,6 +29,7 @@ from shared.ids import BlockHash
 MOST_HOLDERS: Final = 6
 MOST_IDLE: Final = 4
 MOST_DECODES: Final = 4
+MOST_PEERS: Final = 2
 _LEAST_PAIRS: Final = 4
 _MOST_PAIRS: Final = 8
 
@@ -39,7 +40,7 @@ class Baton:
     name = "baton"
 
     def __init__(
-        self, chance: Chance, copies: Copies, *, fetch: str = "cheapest", peers: bool = False
+        self, chance: Chance, copies: Copies, *, fetch: str = "cheapest", peers: bool = True
     ) -> None:
         """`fetch` 'none' never copies blocks; `peers` lets workers copy from each other."""
         self._chance = chance
@@ -113,12 +114,14 @@ class Baton:
         return view.fresh(list(chosen.values()))
 
     def _sources(self, view: View) -> list[tuple[Worker, int]]:
-        """Who could lend blocks, with how many: the pool node with most, and the deepest peer."""
+        """Who could lend blocks, with how many: the pool node with most, and the deepest peers.
+        Only what they have counts: what they will have soon they cannot lend yet."""
         if self._fetch == "none":
             return []
         found = [(pool, view.in_pool(pool)) for pool in view.holders_in_pool(1)]
         if self._peers:
-            found += [(peer, view.cached(peer)) for peer in view.holders(view.prefills, 1)]
+            peers = view.holders(view.prefills, MOST_PEERS)
+            found += [(peer, view.held(peer)) for peer in peers]
         return found
 
     def _pairs(
@@ -141,16 +144,17 @@ class Baton:
         readers = [reader(view, decode, terms) for decode, terms in burdens]
         readers.sort(key=_least)
         bounds = [
-            (cost + to.least_s, place + turn, at, to)
-            for place, (cost, at) in enumerate(sites)
+            (cost + to.least_s, place + turn, place, turn)
+            for place, (cost, _) in enumerate(sites)
             for turn, to in enumerate(readers)
         ]
-        bounds.sort(key=_bound)
+        bounds.sort()
         options: list[Option] = []
         best = float("inf")
-        for bound, _, at, to in bounds:
+        for bound, _, place, turn in bounds:
             if len(options) >= (_LEAST_PAIRS if bound > best else _MOST_PAIRS):
                 break
+            at, to = sites[place][1], readers[turn]
             if view.compatible(at.worker, to.worker):
                 options.append(pair(view, at, to))
                 best = min(best, options[-1].score)
@@ -212,10 +216,6 @@ class Baton:
         return group.workers[stable(ask.tenant, ask.affinity_key) % len(group.workers)]
 
 
-def _bound(entry: tuple[float, int, Site, Reader]) -> tuple[float, int]:
-    return entry[:2]
-
-
 def _first(entry: tuple[float, Site]) -> float:
     return entry[0]
 
@@ -229,15 +229,25 @@ def _explain(options: list[Option], chosen: Option) -> None:
     for option in options:
         if option is chosen:
             continue
-        behind = {name: value - chosen.terms.get(name, 0.0) for name, value in option.terms.items()}
-        for name, value in chosen.terms.items():
-            behind.setdefault(name, -value)
-        term = max(behind, key=behind.__getitem__)
-        worst = behind[term]
         loss_s = option.score - chosen.score
         if loss_s <= 0.0:
             option.lost = "better by itself; the reason of the placement outweighs it"
-        elif worst <= 0.0:
+            continue
+        term, worst_s = _worst(option.terms, chosen.terms)
+        if worst_s <= 0.0:
             option.lost = "equal"
         else:
-            option.lost = f"{term} {worst * 1e3:+.1f} ms, {loss_s * 1e3:.1f} ms worse in all"
+            option.lost = f"{term} {worst_s * 1e3:+.1f} ms, {loss_s * 1e3:.1f} ms worse in all"
+
+
+def _worst(terms: dict[str, float], against: dict[str, float]) -> tuple[str, float]:
+    """The term that is furthest behind; of equals the first."""
+    found, worst_s = "", float("-inf")
+    for name, value in terms.items():
+        behind_s = value - against.get(name, 0.0)
+        if behind_s > worst_s:
+            found, worst_s = name, behind_s
+    for name, value in against.items():
+        if -value > worst_s and name not in terms:
+            found, worst_s = name, -value
+    return found, worst_s

@@ -66,10 +66,12 @@ class Copies:
 
     def placed(self, view: View, option: Option) -> None:
         """The request went there."""
-        site, limit = option.site, view.cached_limit(option.site)
+        limit, work_s = view.cached_limit(option.site), option.work_s
+        left_s = view.prefilling(option.site)
 
         def own_s(depth: int) -> float:
-            return min(option.work_s, view.prefill_s(site, min(depth, limit)))
+            seconds = left_s(depth if depth < limit else limit)
+            return seconds if seconds < work_s else work_s
 
         self.heat.arrive(view.ask.block_hashes, own_s, view.now)
         plan, prefix = self._plan, self._plan.prefix

@@ -56,10 +56,11 @@ def site(view: View, worker: Worker, sources: list[tuple[Worker, int]]) -> Site:
     cached = view.cached(worker)
     wait_s = view.wait_s(worker)
     plain = Site(worker, cached, None, wait_s, view.prefill_s(worker, cached), 0.0, 0.0)
-    best, price = plain, view.link_price(worker.report.worker) * view.others
+    best = plain
     for owner, depth in sources:
-        if depth <= cached or owner is worker:
+        if depth <= cached or not view.may_copy(worker, owner):
             continue
+        price = view.link_price(worker.report.worker) * view.others
         seconds = view.transfer_s(worker, owner, depth - cached)
         fetch = Fetch(owner, depth - cached, seconds)
         left_s = view.prefill_s(worker, depth)

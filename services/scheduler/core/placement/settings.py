@@ -23,8 +23,8 @@ class PlacementSettings:
     """Who decodes under a rival; empty: what belongs to it."""
     replication: str = "baton_benefit"
     fetch: str = "cheapest"
-    peers: bool = False
-    """Whether workers can copy blocks from each other, not from the pool alone."""
+    peers: bool = True
+    """Whether prefill workers copy blocks from each other, not from the pool alone."""
     admission: str = "early_reject_predicted"
     objectives: bool = False
     """Whether a request that names no latency objective is refused when it would miss the

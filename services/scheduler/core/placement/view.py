@@ -6,6 +6,7 @@ hash, and no model gives anything but a finite number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -79,6 +80,7 @@ class View:
         self._failed = {(ref.worker, ref.epoch) for ref in ask.excluded}
         self._cached: dict[WorkerId, int] = {}
         self._lightest: dict[int, list[Worker]] = {}
+        self._holders: dict[tuple[int, int], list[Worker]] = {}
 
     @property
     def ttft_slo_s(self) -> float:
@@ -151,6 +153,19 @@ class View:
             self.cluster.reachable(decode.report.worker, prefill.report.worker, self.now)
         )
 
+    def may_copy(self, reader: Worker, owner: Worker) -> bool:
+        """Whether a worker could take over blocks of another one, and has not complained of it."""
+        return (
+            owner is not reader
+            and self.cluster.reachable(reader.report.worker, owner.report.worker, self.now)
+            and (owner.report.role == "kvpool" or self._alike(reader, owner))
+        )
+
+    @staticmethod
+    def _alike(one: Worker, other: Worker) -> bool:
+        here, there = one.report, other.report
+        return (here.layout_digest, here.block_tokens) == (there.layout_digest, there.block_tokens)
+
     # -- what they hold --------------------------------------------------------------------
 
     def cached(self, worker: Worker) -> int:
@@ -161,28 +176,33 @@ class View:
             known = self._cached[name] = self._depth(worker, "device")
         return known
 
+    def held(self, worker: Worker) -> int:
+        """Leading blocks that are on its device for a fact: that it could lend."""
+        slot = self.world.index.slot(worker.report.worker, "device")
+        return 0 if slot is None else min(self.match.held(slot), self._most(worker))
+
     def in_pool(self, pool: Worker) -> int:
         """Leading blocks that a pool node holds."""
         return self._depth(pool, "host")
 
     def _depth(self, worker: Worker, tier: str) -> int:
-        size = worker.report.block_tokens
-        if self.ask.prompt_tokens // size < len(self.ask.block_hashes):
-            return 0
         slot = self.world.index.slot(worker.report.worker, tier)
-        if slot is None:
-            return 0
-        return min(self.match.depth(slot), (self.ask.prompt_tokens - 1) // size)
+        return 0 if slot is None else min(self.match.depth(slot), self._most(worker))
+
+    def _most(self, worker: Worker) -> int:
+        """Blocks of this request that a worker can have, with blocks of its size."""
+        size, prompt = worker.report.block_tokens, self.ask.prompt_tokens
+        return 0 if prompt // size < len(self.ask.block_hashes) else (prompt - 1) // size
 
     def holders(self, group: Group, most: int) -> list[Worker]:
         """Ready workers of a group with the deepest prefix on their device, deepest first."""
-        index = self.world.index
-        mask = self.mask(group)
-        found = []
-        for slot, _ in self.match.deepest(mask, most):
-            owner = index.slots.owner(slot)
-            if owner is not None:
-                found.append(group.by_name[owner[0]])
+        key = id(group), most
+        found = self._holders.get(key)
+        if found is None:
+            slots = self.world.index.slots
+            owners = [slots.owner(slot) for slot, _ in self.match.deepest(self.mask(group), most)]
+            found = [group.by_name[owner[0]] for owner in owners if owner is not None]
+            self._holders[key] = found
         return found
 
     def holders_in_pool(self, most: int) -> list[Worker]:
@@ -222,12 +242,24 @@ class View:
 
     def prefill_s(self, worker: Worker, cached: int) -> float:
         """To compute what is left of the prompt after so many blocks."""
-        beat = worker.report
+        beat, world = worker.report, self.world
         tokens = cached * beat.block_tokens
         seconds = costs.prefill_s(
-            self.world.learned.costs(beat), self.ask.prompt_tokens - tokens, tokens
+            world.learned.costs(beat), self.ask.prompt_tokens - tokens, tokens
         )
-        return seconds * self.world.trust.factor(beat.worker)
+        return seconds * world.trust.factor(beat.worker)
+
+    def prefilling(self, worker: Worker) -> Callable[[int], float]:
+        """The same as a function of the blocks."""
+        beat, world = worker.report, self.world
+        known, factor = world.learned.costs(beat), world.trust.factor(beat.worker)
+        size, prompt = beat.block_tokens, self.ask.prompt_tokens
+
+        def left_s(cached: int) -> float:
+            tokens = cached * size
+            return costs.prefill_s(known, prompt - tokens, tokens) * factor
+
+        return left_s
 
     def step_s(self, worker: Worker, sequences: float, context_tokens: float) -> float:
         """One decode step of so many sequences."""
@@ -272,10 +304,10 @@ class View:
     def link_price(self, reader: WorkerId) -> float:
         """The same for a second of a reader's link, never nothing."""
         carried = self.world.link_work.per_s(reader, self.now)
-        share = carried / self.world.learned.links.of(reader).bytes_per_s
-        return self.weights.link_price + _price(share, self.weights.busy_most)
-
-
-def _price(share: float, most: float) -> float:
-    busy = min(max(0.0, share), most)
-    return busy / (1.0 - busy) if busy < 1.0 else most / (1.0 - most)
+        if carried <= 0.0:
+            return self.weights.link_price
+        most = self.weights.busy_most
+        busy = carried / self.world.learned.links.of(reader).bytes_per_s
+        if busy > most:
+            busy = most
+        return self.weights.link_price + busy / (1.0 - busy)

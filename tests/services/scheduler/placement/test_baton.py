@@ -28,12 +28,40 @@ from tests.services.scheduler.placement.scenes import (
 def test_affinity_is_a_discount_and_no_veto() -> None:
     """100 blocks take 1.61 s to compute: a wait below that is worth it, one above is not. (Half a
     second has passed since the report.)"""
-    assert site(cluster("baton", {"prefill-0": (100, 1.9), "prefill-1": (0, 0.0)}), whole()) == (
-        "prefill-0"
-    )
-    assert site(cluster("baton", {"prefill-0": (100, 2.3), "prefill-1": (0, 0.0)}), whole()) == (
-        "prefill-1"
-    )
+    for wait_s, expected in ((1.9, "prefill-0"), (2.3, "prefill-1")):
+        workers = {"prefill-0": (100, wait_s), "prefill-1": (0, 0.0)}
+        assert site(cluster("baton", workers, peers=False), whole()) == expected
+
+
+def test_who_waits_long_lends_its_blocks_to_who_is_idle() -> None:
+    """The cheapest of computing them, waiting for them, and copying them over the link there is."""
+    workers = {"prefill-0": (100, 1.9), "prefill-1": (0, 0.0)}
+    placement = placed(cluster("baton", workers), whole(), 0.5)
+    assert where(placement) == "prefill-1" and placement.fetch_blocks == 100
+    assert placement.fetch_from is not None and placement.fetch_from.worker == "prefill-0"
+    assert placement.estimated_ttft_s < 0.1
+    slow = cluster("baton", workers)
+    slow.world.learned.links._all = LinkCosts(0.001, 1e6)
+    assert where(placed(slow, whole(), 0.5)) == "prefill-0"
+    idle = cluster("baton", {"prefill-0": (100, 0.0), "prefill-1": (0, 0.0)})
+    placement = placed(idle, whole(), 0.5)
+    assert where(placement) == "prefill-0" and placement.fetch_from is None
+
+
+def test_nothing_is_copied_from_whom_it_cannot_be_copied() -> None:
+    """Another layout; a peer that the reader complained of; blocks that a peer will have soon."""
+    workers = {"prefill-0": (100, 1.9), "prefill-1": (0, 0.0)}
+    other = cluster("baton", {"prefill-1": (0, 0.0)})
+    add(other, "prefill-0", holds=100, wait_s=1.9, layout="other")
+    assert placed(other, whole(), 0.5).fetch_from is None
+    cut = cluster("baton", workers)
+    cut.handle(beat("prefill-1", sequence=2, peers_lost=("prefill-0",)), 0.4)
+    assert placed(cut, whole(), 0.5).fetch_from is None
+    soon = cluster("baton", {"prefill-0": (0, 0.0), "prefill-1": (0, 5.0)})
+    first = placed(soon, whole("r1"), 0.5)
+    assert where(first) == "prefill-0"
+    soon.handle(beat("prefill-1", sequence=2), 0.6)
+    assert placed(soon, whole("r2"), 0.6).fetch_from is None
 
 
 def test_reuse_weighs_against_waiting() -> None:
@@ -51,8 +79,8 @@ def test_between_equals_who_had_less_to_do_lately_is_taken() -> None:
 
 
 def test_every_candidate_but_the_chosen_one_says_why_it_lost() -> None:
-    machine = cluster("baton", {f"prefill-{n}": (10 * n, 0.3 * n) for n in range(4)})
-    placement = placed(machine, whole(), 0.5)
+    workers = {f"prefill-{n}": (10 * n, 0.3 * n) for n in range(4)}
+    placement = placed(cluster("baton", workers, peers=False), whole(), 0.5)
     chosen = [c for c in placement.candidates if not c.lost]
     assert len(chosen) == 1 and len(placement.candidates) == 4
     for candidate in placement.candidates:
@@ -130,7 +158,8 @@ def test_a_session_returns_to_its_worker_while_that_meets_the_objective() -> Non
 def test_priority_makes_others_count_less() -> None:
     """An urgent request takes the free worker although others then wait longer."""
     for priority, expected in ((0, "prefill-0"), (-100, "prefill-0"), (100, "prefill-1")):
-        machine = cluster("baton", {"prefill-0": (100, 3.1), "prefill-1": (0, 0.0)})
+        workers = {"prefill-0": (100, 3.1), "prefill-1": (0, 0.0)}
+        machine = cluster("baton", workers, peers=False)
         for _ in range(3):
             machine.world.paces.add(WorkerId("prefill-1"), 1.0, 0.5)
         assert site(machine, whole("r", priority=priority)) == expected
