@@ -23,14 +23,14 @@ from loadgen.calibration.run_folder import SPANS, RunError, read_rows, read_span
 
 NAME: Final = "calibrate"
 TEXT: Final = "learn a price list from a live run"
-_KV_TOKENS: Final = 1 << 16
+KV_TOKENS: Final = 1 << 16
 
 
 def add_arguments(part: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     part.add_argument("run", type=Path, help="folder with requests.csv")
     part.add_argument("--admin-url", default="", help="where to fetch spans; '': RUN/spans.jsonl")
-    part.add_argument("--kv-tokens", type=int, default=_KV_TOKENS, help="room of one worker")
+    part.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="room of one worker")
     part.add_argument("--out", type=Path, default=None, help="costs file; default RUN/costs.json")
 
 
@@ -54,7 +54,7 @@ async def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def calibrate(folder: Path, kv_tokens: int = _KV_TOKENS) -> Learnt:
+def calibrate(folder: Path, kv_tokens: int = KV_TOKENS) -> Learnt:
     """Raises RunError, WorkloadError."""
     return learn(folder.name, read_rows(folder), read_spans(folder), kv_tokens)
 

@@ -1,7 +1,9 @@
 """`make sim-vs-live`: the same requests on the live local cluster and in the simulator.
 
-One load calibrates; three others, which the fit has not seen, are compared: TTFT, TPOT and goodput,
-the simulator's error in percent of the live figure. The last line is JSON.
+Three loads are compared: TTFT, TPOT and goodput, the simulator's error in percent of the live
+figure. Each has a calibrating load before and after it, with other prompts of other lengths: prices
+are fitted to these two alone, so that a machine whose other work changes between loads is met as it
+was. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import aiohttp
 import orjson
 
 from loadgen import arrivals, prompts, records, sim_calibrate
-from loadgen.calibration.replayed import Compared, compare, design
-from loadgen.calibration.run_folder import RunError, Served, read_rows, write_spans
+from loadgen.calibration.learn import Learnt, learn
+from loadgen.calibration.replayed import Compared, common, compare, design
+from loadgen.calibration.run_folder import RunError, Served, joined, read_rows, write_spans
 from loadgen.client import Target, send_all
 from loadgen.sim.fleet.design import DesignError
 from loadgen.sim.fleet.figures import Slo
@@ -37,20 +40,29 @@ _USAGE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Words a prompt, tokens an answer, share of words that others have too."""
+    """Words of prompts in turn, tokens an answer, share of words that others have too."""
 
     name: str
-    words: int
+    words: tuple[int, ...]
     tokens: int
     share: float = 0.0
 
 
-CALIBRATES: Final = Load("calibrates", 160, 24)
+CALIBRATES: Final = Load("calibrates", (32, 280, 120), 24)
+"""Of several lengths: one alone does not tell what a token costs from what a step costs."""
 COMPARED: Final = (
-    Load("long answers", 48, 48),
-    Load("long prompts", 320, 12),
-    Load("shared prompts", 200, 24, 0.75),
+    Load("long answers", (48,), 48),
+    Load("long prompts", (320,), 12),
+    Load("shared prompts", (200,), 24, 0.75),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrating:
+    """One calibrating load."""
+
+    rows: tuple[Served, ...]
+    traces: list[list[dict[str, object]]]
 
 
 def main(options: argparse.Namespace) -> int:
@@ -73,24 +85,30 @@ async def _play(options: argparse.Namespace) -> int:
     cluster = _cluster(topology, model, folder)
     await cluster.start()
     try:
-        first = await _served(cluster, CALIBRATES, folder, options)
-        traces = await _traces(cluster, first)
-        rest = [await _served(cluster, load, folder, options) for load in COMPARED]
+        known = [await _calibrated(cluster, 0, folder, options)]
+        rest = []
+        for number, load in enumerate(COMPARED, 1):
+            rest.append(await _served(cluster, load, number, folder, options))
+            known.append(await _calibrated(cluster, number, folder, options))
     finally:
         await cluster.drain()
-    where = _folder(folder, CALIBRATES)
-    write_spans(where, traces)
-    learnt = sim_calibrate.calibrate(where)
-    sim_calibrate.show(learnt)
     counts = [topology.group(role).count for role in ("prefill", "decode")]
-    fleet = design(learnt.costs, *counts)
-    slo = _slo(first)
-    found = {
-        load.name: compare(fleet, rows, load.share, slo)
-        for load, rows in zip(COMPARED, rest, strict=True)
-    }
+    slo = _slo(known[0].rows)
+    found: dict[str, list[Compared]] = {}
+    for number, (load, rows) in enumerate(zip(COMPARED, rest, strict=True)):
+        around = known[number : number + 2]
+        learnt = _learnt(load.name, around)
+        print(f"\nprices around {load.name}")
+        sim_calibrate.show(learnt)
+        fleet = design(learnt.costs, *counts)
+        found[load.name] = compare(fleet, rows, load.share, slo, common([c.rows for c in around]))
     _print(found, slo)
     return 0
+
+
+def _learnt(name: str, around: Sequence[Calibrating]) -> Learnt:
+    traces = [spans for one in around for spans in one.traces]
+    return learn(name, joined([one.rows for one in around]), traces, sim_calibrate.KV_TOKENS)
 
 
 def _cluster(topology: Topology, model: str, folder: Path) -> LocalCluster:
@@ -104,15 +122,27 @@ def _cluster(topology: Topology, model: str, folder: Path) -> LocalCluster:
     return LocalCluster(settings, print)
 
 
+async def _calibrated(
+    cluster: LocalCluster, number: int, folder: Path, options: argparse.Namespace
+) -> Calibrating:
+    """The calibrating load once more, with its spans, which are kept beside its rows."""
+    rows = await _served(cluster, CALIBRATES, number, folder, options)
+    # The store is another process: it has everything a moment after the last answer.
+    await asyncio.sleep(_SETTLED_S)
+    traces = await sim_calibrate.fetched(cluster.admin_url, [row.trace_id for row in rows])
+    write_spans(_folder(folder, CALIBRATES, number), traces)
+    return Calibrating(rows, traces)
+
+
 async def _served(
-    cluster: LocalCluster, load: Load, folder: Path, options: argparse.Namespace
+    cluster: LocalCluster, load: Load, number: int, folder: Path, options: argparse.Namespace
 ) -> tuple[Served, ...]:
     """Send one load after a short one that warms everything up; its answered rows."""
     warm = argparse.Namespace(**vars(options))
     warm.count = 2
-    await _sent(cluster, load, warm)
-    rows = await _sent(cluster, load, options)
-    where = _folder(folder, load)
+    await _sent(cluster, load, number, warm)
+    rows = await _sent(cluster, load, number, options)
+    where = _folder(folder, load, number)
     records.write_csv(rows, where / "requests.csv")
     answered = sum(row.outcome == "ok" for row in rows)
     print(f"{load.name}: {answered} of {len(rows)} answered", flush=True)
@@ -120,25 +150,23 @@ async def _served(
 
 
 async def _sent(
-    cluster: LocalCluster, load: Load, options: argparse.Namespace
+    cluster: LocalCluster, load: Load, number: int, options: argparse.Namespace
 ) -> list[records.Row]:
-    schedule = arrivals.poisson(options.rate, options.count, options.seed)
-    shared = round(load.words * load.share)
+    schedule = arrivals.poisson(options.rate, options.count, options.seed * 100 + number)
     # Every load, and each warming up, has prompts of its own.
-    seed = load.words * 1_000 + options.count + options.seed * 1_000_000
-    texts = prompts.build(prompts.PromptPlan(load.words, shared, 2, seed), options.count)
+    seed = number * 1_000_000 + options.count + options.seed * 100_000_000
+    plans = [
+        prompts.PromptPlan(words, round(words * load.share), 2, seed + words * 1_000)
+        for words in load.words
+    ]
+    drawn = [prompts.build(plan, options.count) for plan in plans]
+    texts = [drawn[n % len(drawn)][n] for n in range(options.count)]
     target = Target(cluster.url, "", load.tokens, temperature=0.0, ignore_eos=True, timeout_s=300.0)
     return await send_all(target, schedule, texts)
 
 
-async def _traces(cluster: LocalCluster, rows: Sequence[Served]) -> list[list[dict[str, object]]]:
-    # The store is another process: it has everything a moment after the last answer.
-    await asyncio.sleep(_SETTLED_S)
-    return await sim_calibrate.fetched(cluster.admin_url, [row.trace_id for row in rows])
-
-
-def _folder(folder: Path, load: Load) -> Path:
-    return folder / load.name.replace(" ", "-")
+def _folder(folder: Path, load: Load, number: int) -> Path:
+    return folder / f"{number}-{load.name.replace(' ', '-')}"
 
 
 def _slo(rows: Sequence[Served]) -> Slo:

@@ -31,16 +31,25 @@ class Compared:
         return (self.simulated / self.live - 1) * 100
 
 
-def workload(name: str, rows: Sequence[Served], share: float) -> Workload:
-    """The same arrivals and lengths; `share` of a prompt is its group's. Raises WorkloadError."""
+def common(runs: Sequence[Sequence[Served]]) -> int:
+    """Tokens that are cached of every prompt, whatever it says: those of the chat template."""
+    cached = sorted(row.cached_tokens for rows in runs for row in rows)
+    return cached[len(cached) // 2] // BLOCK_TOKENS * BLOCK_TOKENS if cached else 0
+
+
+def workload(name: str, rows: Sequence[Served], share: float, template: int = 0) -> Workload:
+    """The same arrivals and lengths; a prompt begins with `template` tokens that all have, and
+    `share` of it is its group's. Raises WorkloadError."""
     ids, prefixes = Ids(), dict[int, tuple[int, ...]]()
+    begin = ids.take(template // BLOCK_TOKENS)
     requests = []
     for row in sorted(rows, key=lambda row: row.intended_s):
-        common = round(row.prompt_tokens * share) // BLOCK_TOKENS
-        known = prefixes.get(row.group, ())
-        prefixes[row.group] = known + ids.take(max(0, common - len(known)))
-        own = -(-row.prompt_tokens // BLOCK_TOKENS) - common
-        blocks = prefixes[row.group][:common] + ids.take(own)
+        whole = -(-row.prompt_tokens // BLOCK_TOKENS)
+        shared = max(len(begin), round(row.prompt_tokens * share) // BLOCK_TOKENS)
+        known = prefixes.get(row.group, begin)
+        prefixes[row.group] = known + ids.take(max(0, shared - len(known)))
+        blocks = prefixes[row.group][: min(shared, whole)]
+        blocks += ids.take(whole - len(blocks))
         requests.append(
             Request(
                 at_s=row.intended_s,
@@ -70,10 +79,12 @@ def design(costs: Costs, prefills: int, decodes: int) -> Design:
     )
 
 
-def compare(fleet: Design, rows: Sequence[Served], share: float, slo: Slo) -> list[Compared]:
+def compare(
+    fleet: Design, rows: Sequence[Served], share: float, slo: Slo, template: int = 0
+) -> list[Compared]:
     """TTFT, TPOT and goodput of the same requests. Raises DesignError, WorkloadError."""
     simulated: list[Row] = []
-    Fleet(fleet, workload("live", rows, share)).run(simulated.append)
+    Fleet(fleet, workload("live", rows, share, template)).run(simulated.append)
     failed = [row.outcome for row in simulated if not row.ok]
     if failed:
         raise RunError(f"{len(failed)} of {len(simulated)} simulated requests: {failed[0]}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +66,25 @@ def read_rows(folder: Path) -> tuple[Served, ...]:
     if not found:
         raise RunError(f"{path}: no request was answered")
     return tuple(sorted(found, key=lambda row: row.number))
+
+
+def joined(runs: Sequence[Sequence[Served]]) -> tuple[Served, ...]:
+    """Runs one after the other, as if each had begun when the one before was over."""
+    found: list[Served] = []
+    begin_s = 0.0
+    for rows in runs:
+        found += [
+            replace(
+                row,
+                number=len(found) + place,
+                intended_s=row.intended_s + begin_s,
+                first_s=row.first_s + begin_s,
+                last_s=row.last_s + begin_s,
+            )
+            for place, row in enumerate(rows)
+        ]
+        begin_s = max([begin_s, *(row.last_s for row in found)])
+    return tuple(found)
 
 
 def read_spans(folder: Path) -> tuple[tuple[Mapping[str, Any], ...], ...]:

@@ -17,8 +17,15 @@ from loadgen.calibration.beside import Busy, alone, factor
 from loadgen.calibration.costs import Costs
 from loadgen.calibration.learn import learn
 from loadgen.calibration.least import fit
-from loadgen.calibration.replayed import Compared, compare, design, workload
-from loadgen.calibration.run_folder import RunError, Served, read_rows, read_spans, write_spans
+from loadgen.calibration.replayed import Compared, common, compare, design, workload
+from loadgen.calibration.run_folder import (
+    RunError,
+    Served,
+    joined,
+    read_rows,
+    read_spans,
+    write_spans,
+)
 from loadgen.sim.fleet.design import DesignError
 from loadgen.sim.fleet.figures import Slo
 from loadgen.sim.fleet.fleet import Fleet
@@ -166,6 +173,26 @@ def test_groups_share_their_part_of_the_prompts() -> None:
     work = workload("shared", _ROWS, 0.5)
     assert 0.3 < work.ideal_hit < 0.5
     assert workload("own", _ROWS, 0.0).ideal_hit == 0.0
+
+
+def test_every_prompt_begins_with_the_template() -> None:
+    rows = [replace(row, cached_tokens=35) for row in _ROWS]
+    assert common([rows, rows]) == 32
+    assert common([_ROWS]) == common([]) == 0
+    work = workload("own", rows, 0.0, 32)
+    assert {request.blocks[:2] for request in work} == {work.requests[0].blocks[:2]}
+    assert len({request.blocks[2] for request in work}) == len(rows)
+    # A prompt shorter than the template is all template.
+    (short,) = workload("short", [replace(rows[0], prompt_tokens=16)], 0.0, 32)
+    assert short.blocks == work.requests[0].blocks[:1]
+
+
+def test_joined_runs_do_not_overlap() -> None:
+    both = joined([_ROWS[:3], _ROWS[:3]])
+    assert [row.number for row in both] == list(range(6))
+    assert both[3].intended_s == pytest.approx(_ROWS[0].intended_s + _ROWS[2].last_s)
+    assert [row.ttft_s for row in both[3:]] == pytest.approx([row.ttft_s for row in _ROWS[:3]])
+    assert joined([]) == ()
 
 
 def test_spans_and_costs_survive_their_files(tmp_path: Path) -> None:
