@@ -35,15 +35,18 @@ class Setting:
     name: str
     step_tokens: int
     prefill: int = 0
+    policy: str = "fixed"
 
 
 def settings(budgets: Sequence[int]) -> list[Setting]:
-    """Whole prompts, each budget, the budget chosen at start, and P/D."""
+    """Whole prompts, each budget, the budget chosen at start, what can be spared of the target
+    between two tokens, and P/D."""
     chunked = [Setting(f"budget_{budget}", budget) for budget in budgets]
     return [
         Setting("whole", WHOLE_TOKENS),
         *chunked,
         Setting("chosen", 0),
+        Setting("gap", 0, policy="gap"),
         Setting("disaggregated", 0, prefill=1),
     ]
 
@@ -92,7 +95,9 @@ def topology(setting: Setting, model: str) -> Topology:
     built = DEFAULT.with_engine(engine).with_count("prefill", setting.prefill)
     built = built.with_count("kvpool", 0)
     route = "disaggregated" if setting.prefill else "colocated"
-    decode = built.group("decode").changed(step_tokens=setting.step_tokens, kv_pages=PAGES)
+    decode = built.group("decode").changed(
+        step_tokens=setting.step_tokens, step_policy=setting.policy, kv_pages=PAGES
+    )
     gateway = built.group("gateway").changed(port=0, admin_port=0, traces_port=0)
     scheduler = built.group("scheduler").changed(route=route)
     for group in (gateway, scheduler, decode):

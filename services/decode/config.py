@@ -29,6 +29,12 @@ class DecodeConfig(PlaneSettings):
     step_tokens: int = setting(
         0, "most tokens of a step in which sequences decode; 0: measured against tpot_target_s"
     )
+    step_policy: str = setting(
+        "fixed",
+        "prompts share what is left of step_tokens (fixed), or what running sequences can spare of "
+        "tpot_target_s: each gap for itself, or a sequence's mean, so that one ahead lends",
+        choices=("fixed", "gap", "mean"),
+    )
     alone_tokens: int = setting(
         0, "most tokens of a step in which none decodes; 0: step_tokens, or 512 if that is 0"
     )

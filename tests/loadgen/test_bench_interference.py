@@ -36,11 +36,13 @@ def test_the_summary_compares_each_side_with_whole_prompts() -> None:
 
 def test_sides_differ_in_the_budget_and_in_who_prefills() -> None:
     wanted = settings(parse(["--quick"]).budgets)
-    assert [one.name for one in wanted] == ["whole", "budget_128", "chosen", "disaggregated"]
+    names = ["whole", "budget_128", "chosen", "gap", "disaggregated"]
+    assert [one.name for one in wanted] == names
     for one in wanted:
         built = topology(one, "model.gguf")
         assert built.group("prefill").count == (1 if one.name == "disaggregated" else 0)
         assert built.group("decode").get("step_tokens", -1) == one.step_tokens
+        assert built.group("decode").get("step_policy", "") == one.policy
     assert wanted[0].step_tokens == WHOLE_TOKENS
 
 

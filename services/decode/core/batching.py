@@ -63,8 +63,11 @@ class Budget:
         return max(self.step_tokens - decoding, self.block_tokens)
 
 
-def plan(ready: Iterable[Sequence], budget: Budget, costs: Costs) -> list[Share]:
-    """The shares of one step. `ready` is in order of rank and has its pages."""
+def plan(
+    ready: Iterable[Sequence], budget: Budget, costs: Costs, left: int | None = None
+) -> list[Share]:
+    """The shares of one step. `ready` is in order of rank and has its pages. `left`: tokens for
+    prompts; None: what the budget leaves."""
     decoding: list[Share] = []
     filling: list[Sequence] = []
     for sequence in ready:
@@ -73,7 +76,8 @@ def plan(ready: Iterable[Sequence], budget: Budget, costs: Costs) -> list[Share]
         else:
             filling.append(sequence)
     filling.sort(key=_turn)
-    left = budget.left(len(decoding))
+    if left is None:
+        left = budget.left(len(decoding))
     return [*decoding, *_chunks(filling, left, budget.block_tokens, costs)]
 
 

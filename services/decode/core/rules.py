@@ -26,6 +26,10 @@ class DecodeRules:
     vocab_size: int
     step_tokens: int = 512
     """Most tokens of one step; running sequences come first, prompts share the rest."""
+    step_policy: str = "fixed"
+    """Whether prompts share `step_tokens`, or what the running sequences can spare (slack.py)."""
+    tpot_target_s: float = 0.1
+    """Seconds between two tokens that the latter keeps."""
     alone_tokens: int = 512
     """The same for a step in which no sequence decodes: nobody is held up."""
     forecast: bool = True

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from services.decode.core.handoff import Handoff
+from services.decode.core.pacing import Pace
 from services.decode.core.rules import pages_for
 from shared.ids import Attempt, BlockHash, Epoch, PageId, RequestId
 from shared.kv.cache import HeldPage
@@ -94,6 +95,8 @@ class Sequence:
     """Sequences in the largest step it was in."""
     ready_s: float = 0.0
     first_step_s: float | None = None
+    pace: Pace | None = None
+    """Of the tokens drawn here since it last had to wait."""
     waited_at: int = -1
     """Leading blocks when it last stood back for a mate that computes the next one."""
     chunks: int = 0
@@ -250,6 +253,7 @@ class Sequence:
 
     def stalled(self, now: float, why: str) -> None:
         """It has to wait for pages; again: it still waits."""
+        self.pace = None
         if self.stalled_since_s is None and self.first_step_s is not None:
             self.stalled_since_s = now
             self._moment(now, why)

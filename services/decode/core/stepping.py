@@ -5,6 +5,7 @@ Out of pages, somebody of lower rank gives way; it comes back and is computed ag
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
 from services.decode.core.actions import Attributes, EmitTokens, RunStep
@@ -13,10 +14,12 @@ from services.decode.core.desk import Desk
 from services.decode.core.ending import Endings
 from services.decode.core.events import StepEnded, StepFailed
 from services.decode.core.memory import Memory
+from services.decode.core.pacing import Pace
 from services.decode.core.preemption import Preemption
 from services.decode.core.rules import finish_of
 from services.decode.core.sealing import Sealing
 from services.decode.core.sequences import Sequence, Stage
+from services.decode.core.slack import Slack
 from shared.errors import Code
 from shared.ids import WorkerId
 from shared.wire.requests import LeaseKey, TokenEntry
@@ -28,10 +31,16 @@ class _Step:
     number: int
     started_s: float
     shares: tuple[Share, ...]
+    left: int
+    """Tokens that prompts could have had of it."""
 
     @property
-    def decoding(self) -> int:
-        return sum(1 for share in self.shares if not share.fills)
+    def shape(self) -> tuple[int, int, int]:
+        """Prompt tokens, the most that one of them has cached, and running sequences."""
+        fills = [share for share in self.shares if share.fills]
+        tokens = sum(share.stop - share.start for share in fills)
+        cached = max((share.start for share in fills), default=0)
+        return tokens, cached, len(self.shares) - len(fills)
 
 
 class Stepping:
@@ -47,6 +56,10 @@ class Stepping:
     ) -> None:
         rules = desk.rules
         self.budget = Budget(rules.step_tokens, rules.alone_tokens, rules.block_tokens)
+        self.slack: Slack | None = None
+        if rules.step_policy != "fixed":
+            most = max(rules.step_tokens, rules.alone_tokens)
+            self.slack = Slack(rules.step_policy, rules.tpot_target_s, most, rules.costs)
         self._desk = desk
         self._preemption = preemption
         self._memory = memory
@@ -65,11 +78,13 @@ class Stepping:
         """Start the next step if none is in flight and there is work."""
         if self._step is not None:
             return
-        shares = plan(self._ready(now), self.budget, self._desk.rules.costs)
+        ready = self._ready(now)
+        left = self._left(ready, now)
+        shares = plan(ready, self.budget, self._desk.rules.costs, left)
         if not shares:
             return
         self._number += 1
-        self._step = _Step(self._number, now, tuple(shares))
+        self._step = _Step(self._number, now, tuple(shares), left)
         tokens = sum(share.stop - share.start for share in shares)
         for share in shares:
             self._enter(share, (len(shares), tokens), now)
@@ -79,6 +94,8 @@ class Stepping:
         step = self._take(event.step)
         if step is None:
             return
+        if self.slack is not None:
+            self.slack.ended(step.shape, now - step.started_s)
         entries: dict[WorkerId, list[TokenEntry]] = {}
         finished: list[tuple[Sequence, str]] = []
         told = event.logprobs or (None,) * len(step.shares)
@@ -86,6 +103,7 @@ class Stepping:
             sequence = share.sequence
             if sequence.stage is Stage.ENDED or not self._advance(step, share, now):
                 continue
+            sequence.pace = Pace.after(sequence.pace, now)
             entry = self._append(sequence, token, logprobs)
             entries.setdefault(sequence.job.gateway, []).append(entry)
             if entry.finish is not None:
@@ -115,6 +133,14 @@ class Stepping:
         return f"step {self._step.number} of {len(self._step.shares)} in flight"
 
     # -- before a step ---------------------------------------------------------------------
+
+    def _left(self, ready: Run[Sequence], now: float) -> int:
+        """Tokens for prompts."""
+        decoding = [sequence for sequence in ready if sequence.decoding]
+        if self.slack is None or not decoding:
+            return self.budget.left(len(decoding))
+        filling = [sequence for sequence in ready if not sequence.decoding]
+        return self.slack.tokens(decoding, filling, now)
 
     def _ready(self, now: float) -> list[Sequence]:
         """Sequences with work and pages, in order of rank."""
@@ -213,7 +239,7 @@ class Stepping:
                 "baton.chunk.index": sequence.chunks,
                 "baton.chunk.tokens": share.stop - share.start,
                 "baton.chunk.reused_tokens": share.start if not sequence.chunks else 0,
-                "baton.chunk.budget": self.budget.left(step.decoding),
+                "baton.chunk.budget": step.left,
             },
         )
         sequence.chunks += 1
