@@ -51,7 +51,7 @@ def add_fleet(part: argparse.ArgumentParser) -> None:
     part.add_argument("--prefill-pp", type=int, default=1, help="pipeline stages of one")
     part.add_argument("--decode-pp", type=int, default=1)
     part.add_argument("--chunk-tokens", type=int, default=2_048, help="of one prefill step")
-    part.add_argument("--step-tokens", type=int, default=512, help="budget of one decode step")
+    part.add_argument("--step-tokens", type=int, default=512, help="of one decode step; 0: as live")
     part.add_argument("--policy", default="baton", choices=POLICIES, help="of placement")
     part.add_argument("--split", default="baton_cost", choices=sorted(SPLITS), help="under auto")
     part.add_argument("--route", default="auto", choices=("auto", "disaggregated", "colocated"))

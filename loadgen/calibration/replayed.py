@@ -73,6 +73,7 @@ def design(costs: Costs, prefills: int, decodes: int) -> Design:
         front_s=costs.front_s,
         block_tokens=BLOCK_TOKENS,
         chunk_tokens=max(BLOCK_TOKENS, costs.chunk_tokens // BLOCK_TOKENS * BLOCK_TOKENS),
+        step_tokens=0,
         beside=costs.beside,
         split="uncached_threshold",
         heartbeat_s=1.0,

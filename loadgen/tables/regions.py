@@ -20,7 +20,7 @@ from loadgen.sim.fleet.goodput import Draw
 from loadgen.tables.claim import Claim, Line, Setting, Verdict, colocated, pair, per_gpu
 from loadgen.workloads.request import Request, Workload, build
 
-_BUDGETS: Final = (512, 2_048)
+_BUDGETS: Final = (256, 512, 2_048)
 _FLOOR: Final = 0.98
 
 
@@ -81,9 +81,18 @@ def splits(place: Place) -> list[Design]:
     return [pair(_PRICE, _PRICE, count, place.gpus - count, link) for count in counts]
 
 
-def conditional(design: Design) -> Design:
-    """The same fleet under Baton's own rule for each request."""
-    return replace(design, route="auto", split="baton_cost")
+def conditional(place: Place, design: Design) -> Design:
+    """The same fleet under Baton's own rule for each request, told of the objectives as a live one
+    is: its decode workers choose their budget by them."""
+    goal = slo(place)
+    return replace(
+        design,
+        route="auto",
+        split="baton_cost",
+        step_tokens=0,
+        ttft_slo_s=goal.ttft_s,
+        tpot_slo_s=goal.tpot_s,
+    )
 
 
 def _loses(setting: Setting) -> Iterator[Line]:
@@ -93,7 +102,7 @@ def _loses(setting: Setting) -> Iterator[Line]:
         # Without prefill workers, the conditional path is the colocated fleet.
         whole = max(reach(design) for design in chunked(place))
         split = max(reach(design) for design in splits(place))
-        auto = max(reach(conditional(design)) for design in splits(place))
+        auto = max(reach(conditional(place, design)) for design in splits(place))
         side = "P/D" if split > whole else "colocated"
         figure = f"{place.name}: {side} wins, {split:.2f} / {whole:.2f}"
         for roles, own in (("roles fixed", auto), ("roles planned", max(auto, whole))):

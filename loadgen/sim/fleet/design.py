@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from loadgen.sim.fleet.budgets import budget
 from loadgen.sim.fleet.prices import Price
 
 
@@ -39,7 +40,8 @@ class Design:
     chunk_tokens: int = 2_048
     """Prompt tokens of one prefill step."""
     step_tokens: int = 512
-    """Token budget of one decode step that also fills prompts."""
+    """Token budget of one decode step that also fills prompts; 0: as live workers choose it, so
+    that a step keeps to `tpot_slo_s`."""
     max_sequences: int = 256
     policy: str = "baton"
     """Placement policy."""
@@ -94,6 +96,11 @@ class Design:
     @property
     def decode_tokens(self) -> int:
         return (self.decode_kv_tokens or self.decode.kv_tokens) // self.decode.stages
+
+    @property
+    def budget_tokens(self) -> int:
+        """Of one decode step that also fills prompts."""
+        return self.step_tokens or budget(self.decode, self.block_tokens, self.tpot_slo_s)
 
     @property
     def _piped(self) -> bool:

@@ -118,7 +118,7 @@ def name_of(design: Design) -> str:
     """`2p(tp1)3d(tp2pp2)`, or `4c(tp1)@512` for colocated with its budget."""
     decode = _parallel(design.decode)
     if not design.prefills:
-        return f"{design.decodes}c({decode})@{design.step_tokens}"
+        return f"{design.decodes}c({decode})@{design.budget_tokens}"
     return f"{design.prefills}p({_parallel(design.prefill)}){design.decodes}d({decode})"
 
 
