@@ -14,12 +14,13 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _START: Final = 64
-_NAMES: Final = ("done_s", "free", "charged_pages", "streams", "charges")
+_NAMES: Final = ("done_s", "free", "charged_pages", "streams", "charges", "sent_s", "received_s")
 
 
 class Columns:
     """`done_s`: when all work is done; pages `free` and `charged_pages`; `streams` reported and
-    `charges` placed since."""
+    `charges` placed since; `sent_s` and `received_s`: when the card has no more to send or to
+    receive."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Floats] = {name: np.zeros(_START) for name in _NAMES}
@@ -55,6 +56,18 @@ class Columns:
         arrays["done_s"][row] = done_s
         arrays["charged_pages"][row] = pages
         arrays["charges"][row] = charges
+
+    def transfer(self, reader: int, owner: int, ends_s: float) -> None:
+        """Pages will go from one to the other until then."""
+        self._arrays["received_s"][reader] = self._arrays["sent_s"][owner] = ends_s
+
+    def sending_s(self, rows: Rows, now: float) -> Floats:
+        """Seconds until its card could begin to send, of each row."""
+        return np.asarray(np.maximum(0.0, self._arrays["sent_s"][rows] - now))
+
+    def receiving_s(self, rows: Rows, now: float) -> Floats:
+        """The same to receive."""
+        return np.asarray(np.maximum(0.0, self._arrays["received_s"][rows] - now))
 
     def wait_s(self, rows: Rows, now: float) -> Floats:
         """Seconds until a job placed now would start, of each row."""

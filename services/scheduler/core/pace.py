@@ -82,24 +82,44 @@ class Paces:
 
 
 class LinkQueues:
-    """Bytes that each reader's link has still to carry: one transfer after the other, without a
-    pause while there is one. Bytes and not seconds, so that what is learnt of a link's speed
-    counts for what waits already."""
+    """Bytes that each worker's card has still to receive and to send: one transfer after the other,
+    without a pause while there is one. A transfer holds both cards, so it begins when both are
+    free. Bytes and not seconds, so that what is learnt of a link's speed counts for what waits
+    already."""
 
     def __init__(self) -> None:
-        self._left: OrderedDict[WorkerId, tuple[float, float]] = OrderedDict()
+        self._receiving: OrderedDict[WorkerId, tuple[float, float]] = OrderedDict()
+        self._sending: OrderedDict[WorkerId, tuple[float, float]] = OrderedDict()
 
-    def add(self, reader: WorkerId, size_bytes: float, bytes_per_s: float, now: float) -> None:
-        """One more transfer."""
-        self._left[reader] = self._bytes(reader, bytes_per_s, now) + size_bytes, now
-        self._left.move_to_end(reader)
-        while len(self._left) > _MOST:
-            self._left.popitem(last=False)
+    def add(
+        self, reader: WorkerId, owner: WorkerId, size_bytes: float, bytes_per_s: float, now: float
+    ) -> float:
+        """One more transfer; in how many seconds both cards will be free again."""
+        left = size_bytes + max(
+            _left(self._receiving, reader, bytes_per_s, now),
+            _left(self._sending, owner, bytes_per_s, now),
+        )
+        for cards, worker in ((self._receiving, reader), (self._sending, owner)):
+            cards[worker] = left, now
+            cards.move_to_end(worker)
+            while len(cards) > _MOST:
+                cards.popitem(last=False)
+        return left / bytes_per_s
 
-    def wait_s(self, reader: WorkerId, bytes_per_s: float, now: float) -> float:
-        """Until a transfer asked for now would begin."""
-        return self._bytes(reader, bytes_per_s, now) / bytes_per_s
+    def receiving_s(self, reader: WorkerId, bytes_per_s: float, now: float) -> float:
+        """Until its card could begin to receive."""
+        return _left(self._receiving, reader, bytes_per_s, now) / bytes_per_s
 
-    def _bytes(self, reader: WorkerId, bytes_per_s: float, now: float) -> float:
-        left, since_s = self._left.get(reader, (0.0, now))
-        return max(0.0, left - bytes_per_s * max(0.0, now - since_s))
+    def sending_s(self, owner: WorkerId, bytes_per_s: float, now: float) -> float:
+        """Until its card could begin to send."""
+        return _left(self._sending, owner, bytes_per_s, now) / bytes_per_s
+
+
+def _left(
+    cards: OrderedDict[WorkerId, tuple[float, float]],
+    worker: WorkerId,
+    bytes_per_s: float,
+    now: float,
+) -> float:
+    left, since_s = cards.get(worker, (0.0, now))
+    return max(0.0, left - bytes_per_s * max(0.0, now - since_s))

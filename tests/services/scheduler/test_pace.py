@@ -34,10 +34,14 @@ def test_workers_have_paces_of_their_own() -> None:
     assert paces.per_s(TWO, 0.0) == paces.busy(TWO, 0.0) == 0.0
 
 
-def test_transfers_queue_on_their_readers_link() -> None:
-    queues = LinkQueues()
-    for now in (0.0, 0.5):
-        queues.add(ONE, 2e9, 2e9, now)
-    assert queues.wait_s(ONE, 2e9, 0.5) == pytest.approx(1.5)
-    assert queues.wait_s(ONE, 6e9, 0.5) == pytest.approx(0.5)
-    assert queues.wait_s(ONE, 2e9, 9.0) == queues.wait_s(TWO, 2e9, 0.5) == 0.0
+def test_transfers_queue_on_both_cards() -> None:
+    queues, owner = LinkQueues(), WorkerId("owner")
+    assert queues.add(ONE, owner, 2e9, 2e9, 0.0) == pytest.approx(1.0)
+    assert queues.add(ONE, owner, 2e9, 2e9, 0.5) == pytest.approx(1.5)
+    assert queues.receiving_s(ONE, 2e9, 0.5) == pytest.approx(1.5)
+    assert queues.receiving_s(ONE, 6e9, 0.5) == pytest.approx(0.5)
+    assert queues.receiving_s(ONE, 2e9, 9.0) == queues.receiving_s(TWO, 2e9, 0.5) == 0.0
+    assert queues.sending_s(owner, 2e9, 0.5) == pytest.approx(1.5)
+    assert queues.receiving_s(owner, 2e9, 0.5) == queues.sending_s(ONE, 2e9, 0.5) == 0.0
+    assert queues.add(TWO, owner, 2e9, 2e9, 0.5) == pytest.approx(2.5), "begins when both are free"
+    assert queues.receiving_s(TWO, 2e9, 0.5) == pytest.approx(2.5)

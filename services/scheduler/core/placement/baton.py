@@ -17,6 +17,7 @@ from services.scheduler.core.placement.estimates import (
     Site,
     burden,
     pair,
+    queue_s,
     reader,
     site,
     together,
@@ -144,8 +145,8 @@ class Baton:
         readers = [reader(view, decode, terms) for decode, terms in burdens]
         readers.sort(key=_least)
         bounds = [
-            (cost + to.least_s, place + turn, place, turn)
-            for place, (cost, _) in enumerate(sites)
+            (cost + to.least_s + queue_s(view, at, to), place + turn, place, turn)
+            for place, (cost, at) in enumerate(sites)
             for turn, to in enumerate(readers)
         ]
         bounds.sort()

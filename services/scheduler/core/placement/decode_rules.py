@@ -85,8 +85,15 @@ def lightllm_peak(view: View, workers: Sequence[Worker]) -> Worker:
 
 
 def baton_headroom(view: View, workers: Sequence[Worker]) -> Worker:
-    """Least added delay: slowdown of its streams, and the risk that memory runs out."""
-    return min(workers, key=lambda worker: sum(burden(view, worker).values()))
+    """Least added delay: slowdown of its streams, the risk that memory runs out, and what its
+    card has to receive first."""
+    share = view.weights.exposed_share
+
+    def added_s(worker: Worker) -> float:
+        card_s = share * view.receiving_s(worker.report.worker)
+        return sum(burden(view, worker).values()) + card_s
+
+    return min(workers, key=added_s)
 
 
 def _total(worker: Worker) -> int:

@@ -3,7 +3,8 @@
     ttft_s     = max(wait_s, fetch_s) + prefill_s
     exposed_s  = x + (k-1) * max(0, x-y) for k chunks of compute y and transfer x, which delays
                  the second token alone and counts `exposed_share` of its seconds
-    queue_s    = what the decode worker's link has to carry before, in the same measure
+    queue_s    = what the cards of both have to carry before, in the same measure
+    link_s     = what moving its bytes delays others, in the same measure
     later_s    = prefill_s times the price of prefill: the delay of later requests
     slowdown_s = what one more stream costs the streams that are there
 
@@ -37,6 +38,8 @@ class Site:
     """What a fetch costs others."""
     later_s: float = 0.0
     """What its work costs those that come later."""
+    sending_s: float = 0.0
+    """Until its card could begin to send what it computed."""
 
     @property
     def ttft_s(self) -> float:
@@ -61,14 +64,18 @@ def site(view: View, worker: Worker, sources: list[tuple[Worker, int]]) -> Site:
         if depth <= cached or not view.may_copy(worker, owner):
             continue
         price = view.link_price(worker.report.worker) * view.others
-        seconds = view.transfer_s(worker, owner, depth - cached)
+        moving_s = view.transfer_s(worker, owner, depth - cached)
+        name = worker.report.worker
+        begins_s = max(view.receiving_s(name), view.sending_s(owner.report.worker))
+        seconds = begins_s + moving_s
         fetch = Fetch(owner, depth - cached, seconds)
         left_s = view.prefill_s(worker, depth)
-        found = Site(worker, cached, fetch, wait_s, left_s, 0.0, price * seconds)
+        found = Site(worker, cached, fetch, wait_s, left_s, 0.0, price * moving_s)
         if found.ttft_s + found.link_s < best.ttft_s + best.link_s:
             best = found
     best.evict_s = evict_s(view, worker, view.pages(worker) - cached)
     best.later_s = view.later_s(worker, wait_s, best.prefill_s)
+    best.sending_s = view.sending_s(worker.report.worker)
     return best
 
 
@@ -87,12 +94,9 @@ def evict_s(view: View, worker: Worker, pages: int) -> float:
 
 
 def slowdown_s(view: View, worker: Worker) -> float:
-    """dST = gamma + beta * (N + o/2) more a step, for the streams there, o steps long."""
-    beat, known = worker.report, view.world.learned
-    context = view.ask.prompt_tokens + view.expected_tokens / 2
-    step_s = known.costs(beat).decode_sequence_s + known.context_token_s(beat) * context
-    streams = beat.load.running_sequences + len(worker.charges)
-    return step_s * view.expected_tokens * streams * view.others
+    """What one more stream costs all that are there."""
+    streams = worker.report.load.running_sequences + len(worker.charges)
+    return view.stream_s(worker) * streams * view.others
 
 
 def spill_s(view: View, worker: Worker) -> float:
@@ -132,6 +136,8 @@ class Reader:
     missing: int
     """Pages of the prompt that it lacks."""
     link_price: float
+    receiving_s: float
+    """Until its card is free."""
     least_s: float
     """A bound: it costs at least this much with any prefill worker at the usual link speed."""
 
@@ -139,10 +145,12 @@ class Reader:
 def reader(view: View, worker: Worker, burden: dict[str, float]) -> Reader:
     """What depends on the decode worker alone."""
     missing = view.pages(worker) - view.cached(worker)
-    price = view.link_price(worker.report.worker) * view.others
-    link = view.world.learned.links.of(worker.report.worker)
+    name = worker.report.worker
+    price = view.link_price(name) * view.others * view.weights.exposed_share
+    link = view.world.learned.links.of(name)
     usual_s = costs.transfer_s(link, missing * worker.report.page_bytes)
-    return Reader(worker, burden, missing, price, sum(burden.values()) + price * usual_s)
+    least_s = sum(burden.values()) + price * usual_s
+    return Reader(worker, burden, missing, price, view.receiving_s(name), least_s)
 
 
 def pair(view: View, at: Site, to: Reader) -> Option:
@@ -159,6 +167,7 @@ def pair(view: View, at: Site, to: Reader) -> Option:
         "later_s": at.later_s,
         "evict_s": at.evict_s,
         "link_s": at.link_s + to.link_price * transfer_s,
+        "queue_s": queue_s(view, at, to),
         **to.burden,
     }
     note = f"{at.cached} blocks cached on {at.worker.report.worker}"
@@ -207,10 +216,11 @@ def together(view: View, at: Site, burden: dict[str, float]) -> Option:
 
 
 def burden(view: View, decode: Worker) -> dict[str, float]:
-    """What a decode worker's own streams suffer, and what its link has to carry first."""
-    queue_s = view.link_queue_s(decode.report.worker)
-    return {
-        "slowdown_s": slowdown_s(view, decode),
-        "spill_s": spill_s(view, decode),
-        "queue_s": view.weights.exposed_share * queue_s,
-    }
+    """What a decode worker's own streams suffer."""
+    return {"slowdown_s": slowdown_s(view, decode), "spill_s": spill_s(view, decode)}
+
+
+def queue_s(view: View, at: Site, to: Reader) -> float:
+    """What the pages wait for their turn on both cards once they are computed."""
+    begins_s = max(at.sending_s, to.receiving_s)
+    return view.weights.exposed_share * max(0.0, begins_s - at.ttft_s)

@@ -5,6 +5,7 @@ Holds what policies remember; owns no worker and no charge.
 
 from __future__ import annotations
 
+from services.scheduler.core.cluster import Worker
 from services.scheduler.core.placement.admission import Admission
 from services.scheduler.core.placement.option import Chance, Decision
 from services.scheduler.core.placement.registry import policy
@@ -48,14 +49,19 @@ class Placer:
         if chosen.prefill is not None or not view.prefills.workers:
             world.pace.add(chosen.work_s, now)
             world.paces.add(chosen.site.report.worker, chosen.work_s, now)
-        if chosen.moved_bytes > 0:
-            reader = chosen.decode.report.worker
-            speed = world.learned.links.of(reader).bytes_per_s
-            world.link_work.add(reader, chosen.moved_bytes, now)
-            world.link_queues.add(reader, chosen.moved_bytes, speed, now)
         if chosen.fetch is not None:
             fetched = chosen.fetch.blocks * chosen.site.report.page_bytes
-            world.link_work.add(chosen.site.report.worker, fetched, now)
+            self._moves(chosen.site, chosen.fetch.owner, fetched, now)
+        if chosen.moved_bytes > 0:
+            self._moves(chosen.decode, chosen.site, chosen.moved_bytes, now)
         world.tenants.add(ask.tenant, chosen.work_s, now)
         world.sessions.remember((ask.tenant, ask.affinity_key), chosen.site.report.worker, now)
         world.index.predict(chosen.site.report.worker, ask.block_hashes, now)
+
+    def _moves(self, reader: Worker, owner: Worker, size_bytes: int, now: float) -> None:
+        """Both cards will be busy with it."""
+        world, to, source = self.world, reader.report.worker, owner.report.worker
+        speed = world.learned.links.of(to).bytes_per_s
+        world.link_work.add(to, size_bytes, now)
+        free_s = world.link_queues.add(to, source, size_bytes, speed, now)
+        world.cluster.columns.transfer(reader.row, owner.row, now + free_s)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _WINDOW_S: Final = 30.0
 _PACE_S: Final = 10.0
 _LATELY_S: Final = 20.0
+_TIE_S: Final = 1e-9
+"""Where streams cost nothing, the fewest are least all the same."""
 
 
 @dataclass(slots=True)
@@ -127,12 +129,15 @@ class View:
         return self.fresh([worker for worker in self.decodes.workers if self.has_room(worker)])
 
     def idlest(self, group: Group, most: int) -> list[Worker]:
-        """Workers with the least wait."""
-        rows = least(self.cluster.columns.wait_s(group.rows, self.now), most)
-        return [group.workers[row] for row in rows]
+        """Workers with the least wait; half as many more where that of their card counts too."""
+        columns = self.cluster.columns
+        waits = columns.wait_s(group.rows, self.now)
+        later = self.weights.exposed_share * columns.sending_s(group.rows, self.now)
+        rows = [*least(waits, most).tolist(), *least(waits + later, most // 2).tolist()]
+        return [group.workers[row] for row in dict.fromkeys(rows)]
 
     def lightest(self, most: int) -> list[Worker]:
-        """Decode workers with room that serve the fewest sequences."""
+        """Decode workers with room to whose streams, and to whose card, one more adds least."""
         known = self._lightest.get(most)
         if known is None:
             known = self._lightest[most] = self._find_lightest(most)
@@ -142,9 +147,11 @@ class View:
         group, columns = self.decodes, self.cluster.columns
         if not group.workers:
             return []
-        streams = columns.streams(group.rows)
-        streams[columns.pages_free(group.rows) < self.pages(group.workers[0])] = np.inf
-        rows = least(streams, most)
+        first = group.workers[0]
+        adds = columns.streams(group.rows) * (self.stream_s(first) + _TIE_S)
+        adds += self.weights.exposed_share * columns.receiving_s(group.rows, self.now)
+        adds[columns.pages_free(group.rows) < self.pages(first)] = np.inf
+        rows = least(adds, most)
         return [group.workers[row] for row in rows if self.has_room(group.workers[row])]
 
     def compatible(self, prefill: Worker, decode: Worker) -> bool:
@@ -296,10 +303,23 @@ class View:
         size = len((self.prefills if self.prefills.workers else self.decodes).workers)
         return self.world.pace.busy(self.now) / max(1, size)
 
-    def link_queue_s(self, reader: WorkerId) -> float:
-        """Until a transfer to this reader would begin."""
+    def receiving_s(self, reader: WorkerId) -> float:
+        """Until the card of this reader could begin with a transfer."""
         speed = self.world.learned.links.of(reader).bytes_per_s
-        return self.world.link_queues.wait_s(reader, speed, self.now)
+        return self.world.link_queues.receiving_s(reader, speed, self.now)
+
+    def sending_s(self, owner: WorkerId) -> float:
+        """The same of the card of an owner of pages."""
+        speed = self.world.learned.links.of(owner).bytes_per_s
+        return self.world.link_queues.sending_s(owner, speed, self.now)
+
+    def stream_s(self, decode: Worker) -> float:
+        """What one more stream costs each that is there: dST = gamma + beta * (N + o/2) more a
+        step, for as many steps as it lasts."""
+        beat, known = decode.report, self.world.learned
+        context = self.ask.prompt_tokens + self.expected_tokens / 2
+        step_s = known.costs(beat).decode_sequence_s + known.context_token_s(beat) * context
+        return step_s * self.expected_tokens
 
     def link_price(self, reader: WorkerId) -> float:
         """The same for a second of a reader's link, never nothing."""

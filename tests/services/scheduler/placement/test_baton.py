@@ -8,6 +8,7 @@ import pytest
 
 from services.scheduler.core.flights import Flight, Flights, load_at, peak
 from services.scheduler.core.heat import Heat
+from services.scheduler.core.machine import SchedulerMachine
 from services.scheduler.core.placement.weights import Weights
 from shared.costs import LinkCosts
 from shared.ids import Attempt, RequestId, WorkerId
@@ -103,6 +104,37 @@ def test_blocks_come_from_the_pool_when_that_is_sooner() -> None:
     none = cluster("baton", {"prefill-0": (0, 0.0)}, fetch="none")
     add(none, "kvpool-0", holds=100)
     assert placed(none, whole(), 0.5).fetch_blocks == 0
+
+
+def test_pages_go_where_both_cards_are_free() -> None:
+    """Engines are idle all along: who has to send or to receive for long is left alone."""
+    machine = core("baton")
+    machine.world.learned.links._all = LinkCosts(0.001, 1e6)
+    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+        add(machine, name)
+    seen = []
+    for number in range(4):
+        found = placed(machine, fresh(f"r{number}", 20, first=10_000 + 100 * number), 0.5)
+        assert found.prefill is not None
+        seen.append((found.prefill.worker, found.decode.worker))
+        machine.handle(PlacementEnded(found.request, found.attempt, "finished", emitted=1), 0.5)
+    assert len(set(seen[:2])) == 2 and {p for p, _ in seen[:2]} == {"prefill-0", "prefill-1"}
+    assert {d for _, d in seen[:2]} == {"decode-0", "decode-1"}
+    terms = [c.terms for c in placed(machine, fresh("r9", 20, first=20_000), 0.5).candidates]
+    assert all(found["queue_s"] > 0.0 for found in terms)
+
+
+def test_a_card_that_is_free_before_the_prompt_is_computed_delays_nothing() -> None:
+    machine = cluster("baton", {"prefill-0": (0, 5.0)})
+    machine.world.link_queues.add(
+        WorkerId("decode-0"), WorkerId("prefill-0"), 4e9, _speed(machine), 0.5
+    )
+    (found,) = placed(machine, whole(), 0.5).candidates
+    assert found.terms["queue_s"] == 0.0 and found.terms["wait_s"] > 4.0
+
+
+def _speed(machine: SchedulerMachine) -> float:
+    return machine.world.learned.links.of(WorkerId("decode-0")).bytes_per_s
 
 
 def test_a_fetch_overlaps_the_wait() -> None:
