@@ -209,6 +209,7 @@ def _phases(setting: Setting, size: str, slo: Slo, memory: str) -> Iterator[Line
         draw=drawn(SHAREGPT, setting.count(160)),
         price_of=price_of,
         first_per_s=2.0,
+        stride=_STRIDE,
     )
     note = lambda text: setting.note(f"{size}, {memory}: {text}")  # noqa: E731
     phases = plan.alone(question, _SHAPES[size], note)

@@ -138,21 +138,20 @@ def hit_share(workload: Workload, capacity: int) -> float:
 # -- early rejection ---------------------------------------------------------------------------
 
 
-_REPLAY: Final = 2.5
-_TBT_S: Final = 0.1
+_REPLAY: Final = 1.2
+_TBT_S: Final = 0.05
 _REJECTED: Final = (4_183, 3_771, 3_589)
 _OF: Final = 23_608
 
 
 def _rejections(setting: Setting) -> Iterator[Line]:
-    workload = _conversation(setting, setting.count(800), _RATE * _REPLAY)
+    workload = _conversation(setting, setting.count(300), _RATE * _REPLAY)
     lost: dict[str, int] = {}
+    refused: dict[str, int] = {}
     for rule in ("none", "early_reject_now", "early_reject_predicted"):
         setting.note(rule)
-        design = replace(
-            _split(_NODES), admission=rule, ttft_slo_s=_TTFT_S, tpot_slo_s=_TBT_S, stride=8
-        )
-        rows = _rows(design, workload)
+        rows = _rows(judged(rule), workload)
+        refused[rule] = sum(not row.ok for row in rows)
         lost[rule] = sum(not row.ok or row.ttft_s > _TTFT_S or row.tpot_s > _TBT_S for row in rows)
     before, published_before = max(1, lost["none"]), _REJECTED[0]
     for (rule, count), published in zip(lost.items(), _REJECTED, strict=True):
@@ -160,8 +159,23 @@ def _rejections(setting: Setting) -> Iterator[Line]:
         verdict = Verdict.BEATEN if share < known * 0.95 else near(share, known, 0.02)
         shown = f"{share:.2f} ({count} of {len(workload)})"
         text = f"{known:.2f} ({published} of {_OF})"
-        yield Line(f"refused or late, {rule}, to the rule before", text, shown, verdict)
+        name = f"lost, {rule} ({refused[rule]} refused), to the rule before"
+        yield Line(name, text, shown, verdict)
         before, published_before = max(1, count), published
+
+
+def judged(rule: str) -> Design:
+    """Decode binds: one node of it. Whoever is refused is refused for good, but nobody is without
+    a rule; every token is simulated, since the rules count with the time that each takes."""
+    return replace(
+        _split(_NODES),
+        prefills=_NODES - 1,
+        decodes=1,
+        admission=rule,
+        patience_s=_split(_NODES).patience_s if rule == "none" else 0.0,
+        ttft_slo_s=_TTFT_S,
+        tpot_slo_s=_TBT_S,
+    )
 
 
 # -- the link ----------------------------------------------------------------------------------
@@ -218,9 +232,13 @@ CLAIMS: Final = (
     Claim(
         name="Mooncake rejections",
         source="Mooncake, FAST 2025, table of rejected requests (8P+8D, trace at twice its speed)",
-        inputs=f"conversation trace at {_REPLAY:g} times its speed, TTFT 30 s, TPOT 100 ms; "
-        "counted are refused requests and those that miss an objective",
-        missing="the paper's trace of 23,608 requests; its baseline refuses after prefill",
+        inputs=f"the first requests of the conversation trace at {_REPLAY:g} times its speed, "
+        f"15P+1D, TTFT 30 s, TPOT {_TBT_S * 1000:g} ms; lost are refused requests and those that miss an "
+        "objective",
+        missing="the paper's trace of 23,608 requests. By roofline, decode of this model needs far "
+        "fewer nodes than prefill, and its memory is full before a step takes 100 ms: so one node "
+        "and a tighter objective, else nothing binds decode. The paper's baseline refuses after "
+        "prefill; without a rule, here everything is served, late",
         measure=_rejections,
     ),
     Claim(

@@ -50,6 +50,9 @@ class Design:
     route: str = "auto"
     admission: str = "none"
     """Who is refused at arrival, by the two objectives below."""
+    patience_s: float = 1e7
+    """How long a refused request is held at the gateway, which asks again. Waiting counts in its
+    TTFT; with none, whoever is refused at arrival is refused for good."""
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.1
     context_tokens: int = 1 << 20

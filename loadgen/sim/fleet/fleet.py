@@ -215,7 +215,7 @@ def _scene(design: Design, seed: int) -> Scene:
             heartbeat_s=design.heartbeat_s,
             lost_after_s=1e9,
             place_patience_s=_FOREVER_S,
-            queue_patience_s=_FOREVER_S,
+            queue_patience_s=design.patience_s,
             resume_patience_s=_FOREVER_S,
         ),
         watched=False,

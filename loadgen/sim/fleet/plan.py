@@ -49,6 +49,8 @@ class Question:
     first_per_s: float = 1.0
     apart: bool = True
     """False where requests follow up on others: then every token has to be simulated."""
+    stride: int = 1
+    """Output tokens that a step of decode alone stands for."""
     jobs: int = 1
     """Processes: fleets are measured side by side."""
     search: Callable[[Design, Draw, Slo, float, float], Goodput] = goodput
@@ -171,6 +173,8 @@ def _phases(
             if name == "prefill" and question.apart:
                 # Steps that take no time need not be told from each other.
                 design = replace(design, stride=_ROOM)
+            elif question.apart:
+                design = replace(design, stride=question.stride)
             yield partial(_alone, question, f"{name}:{parallel(*shape)}", design, slo, note)
 
 

@@ -115,6 +115,17 @@ def test_who_would_miss_the_objective_is_refused_at_arrival() -> None:
     assert max(row.ttft_s for row in rows if row.ok) < 1.0
 
 
+def test_a_refused_request_is_held_as_long_as_its_gateway_is_patient() -> None:
+    busy = replace(pair(_OPT, _OPT, 1, 1), admission="early_reject_now", ttft_slo_s=0.5)
+    draw = lengths(12, 1_500, 2)
+    gone: list[Row] = []
+    held: list[Row] = []
+    Fleet(replace(busy, patience_s=0.0), draw(50.0)).run(gone.append)
+    Fleet(busy, draw(50.0)).run(held.append)
+    assert sum(not row.ok for row in gone) > sum(not row.ok for row in held)
+    assert mooncake.judged("none").patience_s > mooncake.judged("early_reject_now").patience_s
+
+
 def test_the_table_of_one_claim(capsys: pytest.CaptureFixture[str]) -> None:
     options = sim_tables.parse(["--only", "mooncake link", "--jobs", "1"])
     assert sim_tables.main(options) == 0
