@@ -142,8 +142,8 @@ CLAIMS: Final = (
         name="interference",
         source="DistServe, OSDI 2024, figure 2 (LLaMA-13B, A100)",
         inputs=f"{_BATCH} running sequences, a prompt of {_PROMPT} tokens computed while they "
-        "wait; the engine of figure 1 as in 2P1D, the published fits of this GPU and model size, and "
-        "Llama-2-13B by roofline",
+        "wait; the engine of figure 1 as in 2P1D, the published fits of this GPU and model size, "
+        "and Llama-2-13B by roofline",
         missing="batch size and context of the figure. By the paper's own fits such a prompt "
         "takes 130 ms (its engine) or 174 ms (vLLM), a decode step 20 to 24 ms: not 12.6",
         measure=_interference,

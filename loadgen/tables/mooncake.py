@@ -233,8 +233,8 @@ CLAIMS: Final = (
         name="Mooncake rejections",
         source="Mooncake, FAST 2025, table of rejected requests (8P+8D, trace at twice its speed)",
         inputs=f"the first requests of the conversation trace at {_REPLAY:g} times its speed, "
-        f"15P+1D, TTFT 30 s, TPOT {_TBT_S * 1000:g} ms; lost are refused requests and those that miss an "
-        "objective",
+        f"15P+1D, TTFT 30 s, TPOT {_TBT_S * 1000:g} ms; lost are refused requests and those that "
+        "miss an objective",
         missing="the paper's trace of 23,608 requests. By roofline, decode of this model needs far "
         "fewer nodes than prefill, and its memory is full before a step takes 100 ms: so one node "
         "and a tighter objective, else nothing binds decode. The paper's baseline refuses after "

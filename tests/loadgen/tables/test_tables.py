@@ -115,15 +115,13 @@ def test_who_would_miss_the_objective_is_refused_at_arrival() -> None:
     assert max(row.ttft_s for row in rows if row.ok) < 1.0
 
 
-def test_a_refused_request_is_held_as_long_as_its_gateway_is_patient() -> None:
-    busy = replace(pair(_OPT, _OPT, 1, 1), admission="early_reject_now", ttft_slo_s=0.5)
-    draw = lengths(12, 1_500, 2)
-    gone: list[Row] = []
-    held: list[Row] = []
-    Fleet(replace(busy, patience_s=0.0), draw(50.0)).run(gone.append)
-    Fleet(busy, draw(50.0)).run(held.append)
-    assert sum(not row.ok for row in gone) > sum(not row.ok for row in held)
-    assert mooncake.judged("none").patience_s > mooncake.judged("early_reject_now").patience_s
+def test_whom_a_rule_refuses_is_not_held_by_the_gateway() -> None:
+    ruled, free = (mooncake.judged(rule) for rule in ("early_reject_now", "none"))
+    assert ruled.patience_s == 0.0 < free.patience_s
+    work = lengths(1, 64, 2)(1.0)
+    for design in (ruled, free):
+        assert Fleet(design, work).scene.pace.queue_patience_s == design.patience_s
+    assert ruled.stride == 1
 
 
 def test_the_table_of_one_claim(capsys: pytest.CaptureFixture[str]) -> None:
