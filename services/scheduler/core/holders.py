@@ -6,14 +6,20 @@ Knows slots but neither workers nor events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
+
+from shared.ids import BlockHash
 
 BLOCK_BYTES: Final = 170
 """Of one block in the table: its name, its integer and its share of the dictionary (measured by
 `make bench-scheduler`)."""
 HOLDING_BYTES: Final = 45
 """Of one more holder of a block: an entry in the holder's own set."""
+
+
+_FROM_HEX: Final = bytes.fromhex
+"""Whatever is no name is in no table."""
 
 
 class HolderTable:
@@ -43,6 +49,25 @@ class HolderTable:
         if found or not self._old:
             return found or self._dying.get(block, 0)
         return self._old.get(block, 0) or self._dying.get(block, 0)
+
+    def lookup(self, among: int) -> Callable[[Sequence[BlockHash]], Iterator[int]]:
+        """The same for one name after the other, of the slots in a mask."""
+        young, old, dying = self._young.get, self._old.get, self._dying.get
+        ageing = self.ageing
+
+        def along(names: Sequence[BlockHash]) -> Iterator[int]:
+            for name in names:
+                try:
+                    block = _FROM_HEX(name)
+                except ValueError:
+                    yield 0
+                    continue
+                found = young(block, 0)
+                if not found and ageing:
+                    found = old(block, 0) or dying(block, 0)
+                yield found & among
+
+        return along
 
     def add(self, block: bytes, bit: int) -> None:
         """The slot of `bit` holds it now, which it did not before."""

@@ -23,9 +23,10 @@ class Match:
         hashes: Sequence[BlockHash],
         look: Callable[[BlockHash], int],
         predicted: dict[int, int],
+        along: Callable[[Sequence[BlockHash]], Iterator[int]],
     ) -> None:
-        """`look` gives the slots that hold a block; `predicted` the depths of slots that were
-        just given this prefix to compute."""
+        """`look` gives the slots that hold a block, `along` those of each block of a chain;
+        `predicted` the depths of slots that were just given this prefix to compute."""
         self.hashes = hashes
         self._look = look
         self.predicted = predicted
@@ -33,7 +34,7 @@ class Match:
         self._depths: dict[int, int] = {}
         self._walked = len(hashes) <= _WALKED
         if self._walked:
-            self._walk()
+            self._walk(along(hashes))
 
     def deepest(self, among: int, most: int) -> list[tuple[int, int]]:
         """(slot, depth) of at most `most` slots in the mask `among`, deepest first."""
@@ -99,11 +100,11 @@ class Match:
                 high = middle - 1
         return low
 
-    def _walk(self) -> None:
+    def _walk(self, chain: Iterator[int]) -> None:
         """Exactly: a hole ends the depth."""
-        alive, look, known = -1, self._look, self._known
-        for depth, block in enumerate(self.hashes, start=1):
-            known[depth] = held = look(block)
+        alive, known = -1, self._known
+        for depth, held in enumerate(chain, start=1):
+            known[depth] = held
             here = held & alive
             if here != alive:
                 if alive != -1:

@@ -121,5 +121,8 @@ def _left(
     bytes_per_s: float,
     now: float,
 ) -> float:
-    left, since_s = cards.get(worker, (0.0, now))
-    return max(0.0, left - bytes_per_s * max(0.0, now - since_s))
+    known = cards.get(worker)
+    if known is None:
+        return 0.0
+    left = known[0] - bytes_per_s * (now - known[1]) if now > known[1] else known[0]
+    return left if left > 0.0 else 0.0

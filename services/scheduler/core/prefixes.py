@@ -78,7 +78,8 @@ class PrefixIndex:
 
     def match(self, hashes: Sequence[BlockHash], now: float) -> Match:
         """The chain of one request against all caches."""
-        found = Match(hashes, self._look, self._predictions.depths(hashes, now))
+        predicted = self._predictions.depths(hashes, now)
+        found = Match(hashes, self._look, predicted, self._table.lookup(self.slots.alive))
         if self._table.ageing:
             deepest = found.deepest(self.slots.alive, 1)
             if deepest:

@@ -15,11 +15,12 @@ from services.scheduler.core.placement.copies import Copies, Plan
 from services.scheduler.core.placement.estimates import (
     Reader,
     Site,
+    Source,
     burden,
     pair,
-    queue_s,
     reader,
     site,
+    source,
     together,
 )
 from services.scheduler.core.placement.option import MAX_REPORTED, Chance, Decision, Offer, Option
@@ -97,11 +98,7 @@ class Baton:
         if offer.only is not None:
             named = view.decodes.by_name.get(offer.only.worker)
             return [named] if named is not None and view.has_room(named) else []
-        chosen = {worker.report.worker: worker for worker in view.lightest(MOST_DECODES)}
-        for worker in view.holders(view.decodes, MOST_DECODES // 2):
-            if view.has_room(worker):
-                chosen.setdefault(worker.report.worker, worker)
-        return view.fresh(list(chosen.values()))
+        return view.fresh(view.lightest(MOST_DECODES))
 
     def _prefills(self, view: View) -> list[Worker]:
         """The deepest holders, the idlest, and where the session was last."""
@@ -114,22 +111,23 @@ class Baton:
             chosen.setdefault(preferred.report.worker, preferred)
         return view.fresh(list(chosen.values()))
 
-    def _sources(self, view: View) -> list[tuple[Worker, int]]:
+    def _sources(self, view: View) -> list[Source]:
         """Who could lend blocks, with how many: the pool node with most, and the deepest peers.
         Only what they have counts: what they will have soon they cannot lend yet."""
         if self._fetch == "none":
             return []
-        found = [(pool, view.in_pool(pool)) for pool in view.holders_in_pool(1)]
-        if self._peers:
-            peers = view.holders(view.prefills, MOST_PEERS)
-            found += [(peer, view.held(peer)) for peer in peers]
-        return found
+        found = [source(view, pool, view.in_pool(pool)) for pool in view.holders_in_pool(1)]
+        deepest = view.holders(view.prefills, MOST_PEERS) if self._peers else []
+        peers = [source(view, peer, view.held(peer)) for peer in deepest]
+        if len(peers) == MOST_PEERS and not peers[1].better(peers[0]):
+            peers.pop()
+        return found + peers
 
     def _pairs(
         self,
         view: View,
         burdens: list[tuple[Worker, dict[str, float]]],
-        sources: list[tuple[Worker, int]],
+        sources: list[Source],
     ) -> list[Option]:
         """Best first by what each side costs alone: a pair costs at least both, so the search
         ends where that bound passes the best pair, or after enough of them. Of equal bounds those
@@ -144,11 +142,7 @@ class Baton:
         sites.sort(key=_first)
         readers = [reader(view, decode, terms) for decode, terms in burdens]
         readers.sort(key=_least)
-        bounds = [
-            (cost + to.least_s + queue_s(view, at, to), place + turn, place, turn)
-            for place, (cost, at) in enumerate(sites)
-            for turn, to in enumerate(readers)
-        ]
+        bounds = _bounds(view, sites, readers)
         bounds.sort()
         options: list[Option] = []
         best = float("inf")
@@ -215,6 +209,23 @@ class Baton:
         if not group.workers:
             return None
         return group.workers[stable(ask.tenant, ask.affinity_key) % len(group.workers)]
+
+
+def _bounds(
+    view: View, sites: list[tuple[float, Site]], readers: list[Reader]
+) -> list[tuple[float, int, int, int]]:
+    """What each pair costs at least (as `queue_s` has it), then the places of both in order."""
+    share = view.weights.exposed_share
+    found = []
+    for place, (cost, at) in enumerate(sites):
+        sending_s, ttft_s = at.sending_s, at.ttft_s
+        for turn, to in enumerate(readers):
+            begins_s = sending_s if sending_s > to.receiving_s else to.receiving_s
+            bound = cost + to.least_s
+            if begins_s > ttft_s:
+                bound += share * (begins_s - ttft_s)
+            found.append((bound, place + turn, place, turn))
+    return found
 
 
 def _first(entry: tuple[float, Site]) -> float:

@@ -101,11 +101,12 @@ class Copies:
         if active == 0:
             return NOTHING
         background = self._background(view, prefix, len(group.workers))
-        excess_s = self._excess_s(view, options, held)
+        holds = [_among(held, view, option.site) for option in options]
+        excess_s = self._excess_s(options, holds)
         if self._rule == "baton_benefit":
             self._cool(view, prefix, held & ~retired, background)
             retired = prefix.retired & held
-            price = (*self._price(view, options, held), excess_s)
+            price = (*self._price(options, holds), excess_s)
             copy, why = self._pays(view, prefix, (active, len(group.workers), background), price)
         else:
             copy = prefix.rate(view.now) >= _HITS_RATE and active < _MOST_BY_HITS
@@ -153,20 +154,20 @@ class Copies:
         return benefit_s > weights.copy_ratio * cost_s, why
 
     @staticmethod
-    def _excess_s(view: View, options: Sequence[Option], held: int) -> float:
-        there = [o.terms["wait_s"] for o in options if _among(held, view, o.site)]
-        return min(there) - min(option.terms["wait_s"] for option in options) if there else 0.0
+    def _excess_s(options: Sequence[Option], holds: Sequence[bool]) -> float:
+        there = [o.terms["wait_s"] for o, held in zip(options, holds, strict=True) if held]
+        return min(there) - min([option.terms["wait_s"] for option in options]) if there else 0.0
 
     @staticmethod
-    def _price(view: View, options: Sequence[Option], held: int) -> tuple[float, float]:
+    def _price(options: Sequence[Option], holds: Sequence[bool]) -> tuple[float, float]:
         """What it adds to all delays when this request goes where the prefix is not (its own wait
         and computing, evictions, and what its work costs those that come later), and when the
         copy would be there."""
-        fresh = [option for option in options if not _among(held, view, option.site)]
+        fresh = [option for option, held in zip(options, holds, strict=True) if not held]
         if not fresh:
             return math.inf, math.inf
         one = min(fresh, key=lambda option: option.score)
-        return max(0.0, one.score - min(option.score for option in options)), one.ttft_s
+        return max(0.0, one.score - min([option.score for option in options])), one.ttft_s
 
     def _cool(self, view: View, prefix: Prefix, active: int, background: float) -> None:
         """Give up a copy that has not paid for a minute; never the last one."""

@@ -40,11 +40,8 @@ class Site:
     """What its work costs those that come later."""
     sending_s: float = 0.0
     """Until its card could begin to send what it computed."""
-
-    @property
-    def ttft_s(self) -> float:
-        fetch_s = self.fetch.seconds if self.fetch else 0.0
-        return max(self.wait_s, fetch_s) + self.prefill_s
+    ttft_s: float = 0.0
+    """Wait or fetch, whichever is longer, and prefill."""
 
     @property
     def ready_blocks(self) -> int:
@@ -52,41 +49,70 @@ class Site:
         return self.cached + (self.fetch.blocks if self.fetch else 0)
 
 
-def site(view: View, worker: Worker, sources: list[tuple[Worker, int]]) -> Site:
+@dataclass(slots=True)
+class Source:
+    """Who could lend blocks."""
+
+    owner: Worker
+    depth: int
+    """Leading blocks of the request that it has."""
+    sending_s: float
+    """Until its card could begin to send them."""
+
+    def better(self, other: Source) -> bool:
+        """Whether anybody might rather copy from here."""
+        return self.depth > other.depth or self.sending_s < other.sending_s
+
+
+def source(view: View, owner: Worker, depth: int) -> Source:
+    """What does not depend on who borrows."""
+    return Source(owner, depth, view.sending_s(owner.report.worker))
+
+
+def site(view: View, worker: Worker, sources: list[Source]) -> Site:
     """The cheaper of computing what is missing and copying what `sources` have of it. A fetch
     begins when the job is accepted, so it overlaps the wait; the best prefix of it is nothing or
     everything, since what computing saves is concave (section 3.4)."""
     cached = view.cached(worker)
     wait_s = view.wait_s(worker)
-    plain = Site(worker, cached, None, wait_s, view.prefill_s(worker, cached), 0.0, 0.0)
-    best = plain
-    for owner, depth in sources:
-        if depth <= cached or not view.may_copy(worker, owner):
+    name, fetch, link_s = worker.report.worker, None, 0.0
+    prefill_s = view.prefill_s(worker, cached)
+    ttft_s = best_s = wait_s + prefill_s
+    for lender in sources:
+        blocks = lender.depth - cached
+        if blocks <= 0 or not view.may_copy(worker, lender.owner):
             continue
-        price = view.link_price(worker.report.worker) * view.others
-        moving_s = view.transfer_s(worker, owner, depth - cached)
-        name = worker.report.worker
-        begins_s = max(view.receiving_s(name), view.sending_s(owner.report.worker))
-        seconds = begins_s + moving_s
-        fetch = Fetch(owner, depth - cached, seconds)
-        left_s = view.prefill_s(worker, depth)
-        found = Site(worker, cached, fetch, wait_s, left_s, 0.0, price * moving_s)
-        if found.ttft_s + found.link_s < best.ttft_s + best.link_s:
-            best = found
-    best.evict_s = evict_s(view, worker, view.pages(worker) - cached)
-    best.later_s = view.later_s(worker, wait_s, best.prefill_s)
-    best.sending_s = view.sending_s(worker.report.worker)
-    return best
+        moving_s = view.transfer_s(worker, lender.owner, blocks)
+        fetch_s = max(view.receiving_s(name), lender.sending_s) + moving_s
+        left_s = view.prefill_s(worker, lender.depth)
+        ready_s = max(wait_s, fetch_s) + left_s
+        if ready_s >= best_s:
+            continue
+        others_s = view.link_price(name) * view.others * moving_s
+        if ready_s + others_s < best_s:
+            fetch, link_s, prefill_s = Fetch(lender.owner, blocks, fetch_s), others_s, left_s
+            ttft_s, best_s = ready_s, ready_s + others_s
+    return Site(
+        worker,
+        cached,
+        fetch,
+        wait_s,
+        prefill_s,
+        evict_s(view, worker, view.pages(worker) - cached),
+        link_s,
+        view.later_s(worker, wait_s, prefill_s),
+        view.sending_s(name),
+        ttft_s,
+    )
 
 
 def evict_s(view: View, worker: Worker, pages: int) -> float:
     """What the blocks that make room are expected to cost those who want them again."""
     load = worker.report.load
-    empty = load.pages_total - max(
-        view.world.index.listed(worker.report.worker), load.pages_total - load.pages_free
-    )
-    evicted = max(0, pages - max(0, empty - worker.charged_pages))
-    if evicted == 0:
+    listed, used = view.world.index.listed(worker.report.worker), load.pages_total - load.pages_free
+    empty = load.pages_total - (listed if listed > used else used) - worker.charged_pages
+    evicted = pages - empty if empty > 0 else pages
+    if evicted <= 0:
         return 0.0
     coefficients = view.world.learned.costs(worker.report)
     block_s = coefficients.token_s * worker.report.block_tokens

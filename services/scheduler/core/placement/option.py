@@ -62,7 +62,7 @@ class Option:
             prefill=self.prefill.report.worker if self.prefill else None,
             decode=self.decode.report.worker,
             score_s=round(self.score, 6),
-            terms={name: round(value, 6) for name, value in self.terms.items()},
+            terms={name: value and round(value, 6) for name, value in self.terms.items()},
             note=self.note,
             lost=self.lost,
         )

@@ -137,7 +137,8 @@ class View:
         return [group.workers[row] for row in dict.fromkeys(rows)]
 
     def lightest(self, most: int) -> list[Worker]:
-        """Decode workers with room to whose streams, and to whose card, one more adds least."""
+        """Decode workers with room: those to whose streams, and to whose card, one more adds least,
+        and half as many that hold the prefix."""
         known = self._lightest.get(most)
         if known is None:
             known = self._lightest[most] = self._find_lightest(most)
@@ -151,8 +152,9 @@ class View:
         adds = columns.streams(group.rows) * (self.stream_s(first) + _TIE_S)
         adds += self.weights.exposed_share * columns.receiving_s(group.rows, self.now)
         adds[columns.pages_free(group.rows) < self.pages(first)] = np.inf
-        rows = least(adds, most)
-        return [group.workers[row] for row in rows if self.has_room(group.workers[row])]
+        found = [group.workers[row] for row in least(adds, most).tolist()]
+        chosen = {w.report.worker: w for w in (*found, *self.holders(group, most // 2))}
+        return [worker for worker in chosen.values() if self.has_room(worker)]
 
     def compatible(self, prefill: Worker, decode: Worker) -> bool:
         """Whether decode can read the pages of prefill, and nobody has complained."""

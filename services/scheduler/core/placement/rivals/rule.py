@@ -106,7 +106,8 @@ def _site(view: View, entry: Ranked) -> Site:
     fetch = Fetch(owner, blocks, view.transfer_s(entry.worker, owner, blocks))
     prefill_s = view.prefill_s(entry.worker, depth)
     later_s = view.later_s(entry.worker, plain.wait_s, prefill_s)
-    return replace(plain, fetch=fetch, prefill_s=prefill_s, later_s=later_s)
+    ttft_s = max(plain.wait_s, fetch.seconds) + prefill_s
+    return replace(plain, fetch=fetch, prefill_s=prefill_s, later_s=later_s, ttft_s=ttft_s)
 
 
 def _scored(option: Option, entry: Ranked) -> Option:
