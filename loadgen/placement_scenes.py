@@ -17,7 +17,7 @@ from loadgen import arrivals
 from loadgen.sim.fleet.design import Design, Link
 from loadgen.sim.fleet.figures import Slo
 from loadgen.sim.fleet.prices import TOY, DecodePrice
-from loadgen.workloads.catalogue import Wish, load
+from loadgen.workloads.catalogue import Wish, at_rate, load
 from loadgen.workloads.prefixes import Family, families, preble
 from loadgen.workloads.request import Request, Workload, build
 
@@ -78,6 +78,8 @@ class Scene:
         if wish.arrival == AZURE:
             times = azure_times(wish, data)
             found = preble(wish.name.removeprefix("preble:"), times, wish.seed)
+        elif wish.name.startswith("mooncake:"):
+            found = stretch(wish, data)
         else:
             found = under_heat(wish) if wish.name == COLD else load(wish, data)
         short = (
@@ -131,7 +133,6 @@ def _mooncake(of: Count) -> Iterator[Scene]:
                 link_gb=link_gb,
                 block_tokens=512,
                 slo=Slo(5.0, 1.0),
-                draws=1,
             )
 
 
@@ -183,6 +184,15 @@ def azure_times(wish: Wish, data: Path) -> tuple[float, ...]:
     begin = wish.seed * wish.count % max(1, len(trace) - wish.count)
     stretch = trace[begin : begin + wish.count]
     return arrivals.scaled([at_s - stretch[0] for at_s in stretch], wish.rate_per_s)
+
+
+def stretch(wish: Wish, data: Path) -> Workload:
+    """The `seed`-th stretch of a recorded trace, at another mean rate. Raises WorkloadError."""
+    begin = wish.seed * wish.count
+    trace = load(replace(wish, count=begin + wish.count, rate_per_s=0.0, seed=0), data)
+    rows = trace.requests[begin:]
+    moved = [replace(row, at_s=row.at_s - rows[0].at_s) for row in rows]
+    return at_rate(build(trace.name, trace.block_tokens, moved), wish.rate_per_s)
 
 
 def under_heat(wish: Wish) -> Workload:
