@@ -22,7 +22,7 @@ import orjson
 
 from loadgen import arrivals, prompts, records, sim_calibrate
 from loadgen.calibration.learn import Learnt, learn
-from loadgen.calibration.replayed import Compared, common, compare, design
+from loadgen.calibration.replayed import Compared, compare, design, template_tokens
 from loadgen.calibration.run_folder import RunError, Served, joined, read_rows, write_spans
 from loadgen.client import Target, send_all
 from loadgen.sim.fleet.design import DesignError
@@ -101,7 +101,9 @@ async def _play(options: argparse.Namespace) -> int:
         print(f"\nprices around {load.name}")
         sim_calibrate.show(learnt)
         fleet = design(learnt.costs, *counts)
-        found[load.name] = compare(fleet, rows, load.share, slo, common([c.rows for c in around]))
+        found[load.name] = compare(
+            fleet, rows, load.share, slo, template_tokens([c.rows for c in around])
+        )
     _print(found, slo)
     return 0
 

@@ -31,7 +31,7 @@ class Compared:
         return (self.simulated / self.live - 1) * 100
 
 
-def common(runs: Sequence[Sequence[Served]]) -> int:
+def template_tokens(runs: Sequence[Sequence[Served]]) -> int:
     """Tokens that are cached of every prompt, whatever it says: those of the chat template."""
     cached = sorted(row.cached_tokens for rows in runs for row in rows)
     return cached[len(cached) // 2] // BLOCK_TOKENS * BLOCK_TOKENS if cached else 0

@@ -17,7 +17,7 @@ from loadgen.calibration.beside import Busy, alone, factor
 from loadgen.calibration.costs import Costs
 from loadgen.calibration.learn import learn
 from loadgen.calibration.least import fit
-from loadgen.calibration.replayed import Compared, common, compare, design, workload
+from loadgen.calibration.replayed import Compared, compare, design, template_tokens, workload
 from loadgen.calibration.run_folder import (
     RunError,
     Served,
@@ -177,8 +177,8 @@ def test_groups_share_their_part_of_the_prompts() -> None:
 
 def test_every_prompt_begins_with_the_template() -> None:
     rows = [replace(row, cached_tokens=35) for row in _ROWS]
-    assert common([rows, rows]) == 32
-    assert common([_ROWS]) == common([]) == 0
+    assert template_tokens([rows, rows]) == 32
+    assert template_tokens([_ROWS]) == template_tokens([]) == 0
     work = workload("own", rows, 0.0, 32)
     assert {request.blocks[:2] for request in work} == {work.requests[0].blocks[:2]}
     assert len({request.blocks[2] for request in work}) == len(rows)
