@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.engine.attention import DeviceAttention
 from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import StepItem
+from shared.engine.device_attention import DeviceAttention
 from shared.engine.host_attention import HostAttention, Workspace
 from shared.engine.host_pages import HostPages
 from shared.engine.paged_kv import PagedKv
