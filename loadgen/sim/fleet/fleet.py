@@ -18,6 +18,7 @@ from loadgen.sim.cuts import Cuts
 from loadgen.sim.fleet.callers import Caller, Row, caller, steps_of
 from loadgen.sim.fleet.design import Design, DesignError
 from loadgen.sim.fleet.direct_bus import DirectBus
+from loadgen.sim.fleet.garbage import rare
 from loadgen.sim.fleet.links import LinkFabric, Moved
 from loadgen.sim.fleet.priced_engine import PricedEngine, PricedWorks
 from loadgen.sim.fleet.scripts import Scripts
@@ -85,8 +86,11 @@ class Fleet:
 
     def run(self, take: Callable[[Row], None], progress: Progress | None = None) -> Spent:
         """To the last ending; `take` gets each row when its request ends."""
+        with rare():
+            return self._run(take, progress or Progress())
+
+    def _run(self, take: Callable[[Row], None], bar: Progress) -> Spent:
         heap, total = self.scene.heap, len(self._workload)
-        bar = progress or Progress()
         bar.of = total
 
         def ended(who: Caller) -> None:

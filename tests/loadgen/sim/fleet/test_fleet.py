@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def test_the_scheduler_learns_from_simulated_steps_as_from_live_ones() -> None:
     assert worker is not None
     learnt_s = scheduler.machine.world.learned.context_token_s(worker.report)
     assert learnt_s == pytest.approx(_OPT.decode.beta_s, rel=0.3)
+
+
+def test_collections_are_rare_during_a_run_alone() -> None:
+    before, during = gc.get_threshold(), []
+    fleet = Fleet(_DESIGN, _lengths((0.0,), 64, 2))
+    fleet.run(lambda _: during.append(gc.get_threshold()))
+    assert during[0] > before == gc.get_threshold()
+
+    def stop(_: Row) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        Fleet(_DESIGN, _lengths((0.0,), 64, 2)).run(stop)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_run_holds_only_what_is_open() -> None:

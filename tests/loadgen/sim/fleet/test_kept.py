@@ -18,7 +18,7 @@ from loadgen.workloads.request import Request, Workload, build
 _OPT = PRICES["opt-13b:tp1"]
 _DESIGN = Design(prefills=1, decodes=1, prefill=_OPT, decode=_OPT, link=Link(bytes_per_s=25e9))
 _SLO = Slo(1.0, 0.1)
-_FIGURES = Figures(*([1] * 2), *([0.5] * 13), 7)
+_FIGURES = Figures(1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 7)
 _ANSWER = Goodput(3.5, 2, (Point(3.0, 0.95, _FIGURES), Point(4.0, 0.5, None, False)))
 
 
