@@ -5,7 +5,7 @@ simulator's attainment with everything off that it lacks.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -184,6 +184,8 @@ _SHAPES: Final = {
     "13b": ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2)),
     "66b": ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2)),
 }
+_SMALL_NODE: Final = 4
+_SMALL_PAIR: Final = "tp2 + tp1"
 _CAP: Final = 50_000
 """Tokens of one decode batch in their simulator, which does not know what a GPU has room for."""
 
@@ -220,6 +222,26 @@ def _phases(setting: Setting, size: str, slo: Slo, memory: str) -> Iterator[Line
         setting.note(f"{size} {phase}, {memory}: {rates}")
         name = f"{size} {phase}, {memory}, {best.found.per_device:.2f}/GPU"
         yield Line(name, wanted, _worker(best), equal(_worker(best), wanted))
+    if size == "13b":
+        yield small_node(phases, memory)
+
+
+def small_node(phases: Sequence[plan.Choice], memory: str) -> Line:
+    """Their check on one node: which pair serves most per GPU where four are all there are. A pair
+    serves what its slower side serves."""
+    rates: dict[str, dict[str, tuple[float, int]]] = {"prefill": {}, "decode": {}}
+    for choice in phases:
+        phase, _, worker = choice.name.partition(":")
+        rates[phase][worker] = choice.found.rate_per_s, choice.found.devices
+    pairs = {
+        f"{p} + {d}": min(p_rate, d_rate) / (p_gpus + d_gpus)
+        for p, (p_rate, p_gpus) in rates["prefill"].items()
+        for d, (d_rate, d_gpus) in rates["decode"].items()
+        if p_gpus + d_gpus <= _SMALL_NODE
+    }
+    best = max(pairs, key=pairs.__getitem__)
+    name = f"13b pair within 4 GPUs, {memory}, {pairs[best]:.2f}/GPU (1.56)"
+    return Line(name, _SMALL_PAIR, best, equal(best, _SMALL_PAIR))
 
 
 def _worker(choice: plan.Choice) -> str:

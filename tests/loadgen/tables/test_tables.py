@@ -11,6 +11,8 @@ import pytest
 from loadgen import sim_tables
 from loadgen.sim.fleet.callers import Row
 from loadgen.sim.fleet.fleet import Fleet
+from loadgen.sim.fleet.goodput import Goodput
+from loadgen.sim.fleet.plan import Choice
 from loadgen.sim.fleet.prices import PRICES
 from loadgen.tables import claim, distserve, lecture, mooncake, preble, regions
 from loadgen.tables.claim import Verdict, colocated, lengths, pair
@@ -72,6 +74,25 @@ def test_drawn_lengths_have_the_published_means_and_fit() -> None:
     assert sum(prompts) / len(rows) == pytest.approx(755.5, rel=0.2)
     assert sum(outputs) / len(rows) == pytest.approx(200.3, rel=0.15)
     assert max(p + o for p, o in zip(prompts, outputs, strict=True)) <= 2_048
+
+
+def test_a_pair_serves_what_its_slower_side_serves() -> None:
+    """Their check on a node of four GPUs: wider prefill workers are better alone, but leave no room
+    or too little to do."""
+
+    def alone(name: str, rate_per_s: float, gpus: int) -> Choice:
+        return Choice(name, pair(_OPT, _OPT, 1, 1), Goodput(rate_per_s, gpus, ()))
+
+    phases = [
+        alone("prefill:tp1", 3.0, 1),
+        alone("prefill:tp2", 5.7, 2),
+        alone("prefill:tp4", 23.0, 4),
+        alone("decode:tp1", 9.7, 1),
+        alone("decode:tp2", 15.0, 2),
+    ]
+    line = distserve.small_node(phases, "their cap")
+    assert (line.simulated, line.verdict) == ("tp2 + tp1", Verdict.HELD)
+    assert "1.90/GPU" in line.name
 
 
 def test_rates_follow_from_the_work_of_a_workload() -> None:
