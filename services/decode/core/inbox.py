@@ -7,6 +7,7 @@ What fails twice is absent; `settlement` decides what becomes of absent pages.
 from __future__ import annotations
 
 from services.decode.core.actions import Attributes, Pull, Reply, Traced, Verify
+from services.decode.core.coming import Coming
 from services.decode.core.desk import Desk
 from services.decode.core.events import LeasesAnswered, PagesArrived, PullEnded, Verified
 from services.decode.core.handoff import Handoff, Offer
@@ -38,6 +39,7 @@ class Inbox:
         self._pulls = pulls
         self._sealing = sealing
         self._settlement = settlement
+        self._coming = Coming(pulls)
 
     def pages_arrived(self, event: PagesArrived, now: float) -> None:
         """Take an announcement in. Repeating it, in any order, changes nothing."""
@@ -142,6 +144,35 @@ class Inbox:
             if now - handoff.heard_s > self._desk.rules.lease_s:
                 self.lost(sequence, Code.WORKER_LOST, now)
 
+    def resume(self, now: float) -> None:
+        """Whoever waited for a read of somebody else that is over takes over what it brought, and
+        reads the rest."""
+        for number, waiting in self._coming.over():
+            positions: dict[Sequence, list[int]] = {}
+            for sequence, position in waiting:
+                handoff = sequence.handoff
+                if handoff is not None and handoff.pulling.get(position) == number:
+                    positions.setdefault(sequence, []).append(position)
+            for sequence, found in positions.items():
+                if sequence.stage is not Stage.ENDED:
+                    self._take_over(sequence, _handoff(sequence), found, now)
+
+    def _take_over(
+        self, sequence: Sequence, handoff: Handoff, positions: list[int], now: float
+    ) -> None:
+        taken = self._memory.take_over(sequence, positions)
+        self._desk.counts["pulls_shared"] += len(taken)
+        handoff.wanted.difference_update(taken)
+        left = [position for position in positions if position not in taken]
+        for position in positions:
+            del handoff.pulling[position]
+        if handoff.lost is None:
+            self._pull(sequence, handoff, left, now)
+        else:
+            handoff.absent.update(left)
+        self._sealing.advance([sequence])
+        self._settlement.consider(sequence, now)
+
     def _waiting_for(self, peer: WorkerRef | None) -> list[tuple[Sequence, Handoff]]:
         """Sequences that still expect pages, from one peer or from anyone."""
         return [
@@ -194,14 +225,22 @@ class Inbox:
         return ref.tokens < size or ref.block == sequence.names[ref.position]
 
     def _pull(self, sequence: Sequence, handoff: Handoff, positions: list[int], now: float) -> None:
-        """One read per ticket; positions without a target page become absent."""
+        """One read per ticket; positions without a target page become absent. A block that a read
+        is bringing to a sibling is waited for."""
         by_ticket: dict[str, list[int]] = {}
         for position in sorted(set(positions)):
-            if position < len(sequence.pages) and sequence.pages[position] is not None:
-                ticket = handoff.offers[position].ticket
-                by_ticket.setdefault(ticket, []).append(position)
-            else:
+            if position >= len(sequence.pages) or sequence.pages[position] is None:
                 handoff.absent.add(position)
+                continue
+            offer = handoff.offers[position]
+            block = offer.ref.block
+            other = None if block is None else self._coming.brings(block, sequence)
+            if other is None:
+                by_ticket.setdefault(offer.ticket, []).append(position)
+            else:
+                self._coming.wait(other, sequence, position)
+                handoff.pulling[position] = other
+                sequence.stage = Stage.PULLING
         for ticket, group in by_ticket.items():
             self._start(sequence, handoff, ticket, group, now)
 
@@ -221,6 +260,7 @@ class Inbox:
             link=offers[0].link,
         )
         self._pulls.add(pull)
+        self._coming.begin(pull.number, tuple(o.ref.block for o in offers if o.ref.block))
         handoff.pulling.update((position, pull.number) for position in positions)
         sequence.stage = Stage.PULLING
         reads = tuple(

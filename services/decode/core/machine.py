@@ -100,6 +100,7 @@ class DecodeMachine:
         if not isinstance(event, Event):
             raise TypeError(f"{type(event).__name__} is not an event of decode")
         self._apply(event, now)
+        self._inbox.resume(now)
         self.admission.admit(now, between_steps=not self.stepping.running)
         self.stepping.start(now)
         changes = self.desk.cache.events()

@@ -77,6 +77,18 @@ class Memory:
         sequence.kv_tokens = len(found) * size
         sequence.cached_tokens = min(sequence.kv_tokens, sequence.prompt_tokens)
 
+    def take_over(self, sequence: Sequence, positions: Run[int]) -> tuple[int, ...]:
+        """Blocks that others have sealed meanwhile replace the sequence's own empty pages. The
+        positions where that was so."""
+        found = self._cache.match(sequence.names[: max(positions) + 1])
+        taken = tuple(position for position in positions if position < len(found))
+        spare = [page for at in taken if (page := sequence.pages[at]) is not None]
+        rest = [page for at, page in enumerate(found) if at not in taken]
+        for position in taken:
+            sequence.set_page(position, found[position])
+        self._cache.release([page.page for page in (*spare, *rest)])
+        return taken
+
     def wanted_pages(self, sequence: Sequence) -> int:
         """For all tokens there are and one page more; after some preemptions, for all that can
         ever be."""

@@ -64,6 +64,10 @@ class Pulls:
         pull = self._pulls.get(number)
         return pull if pull is not None and (pull.verify_s is not None) is verifying else None
 
+    def find(self, number: int) -> PullState | None:
+        """The pull in whatever phase."""
+        return self._pulls.get(number)
+
     def remove(self, number: int) -> None:
         self._pulls.pop(number, None)
 
