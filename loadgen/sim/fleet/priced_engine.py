@@ -20,6 +20,8 @@ from shared.wire.workers import CostModel, StepSample
 DRAWN: Final = 1
 """Prompts never contain it."""
 _VOCAB: Final = 1 << 62
+_STILL_S: Final = 1e-3
+"""Between two steps of an engine that has work there is no pause."""
 _OVER_S: Final = 1e-9
 """Nothing is left of a step but what floating point makes of it."""
 
@@ -152,10 +154,12 @@ class PricedEngine:
         self._price = price
         self._stride = stride
         self._free_s = 0.0
+        self._owed_s = 0.0
 
     def step(self, items: Sequence[StepItem], done: Callable[[Tokens | None], None]) -> None:
         work = self._price.step(items, self._stride)
-        seconds, computed = work.seconds, work.new
+        computed = work.new
+        seconds = work.seconds + self._due(work)
         self.busy_s += seconds
         self.prompt_tokens += computed
         self._done.append(work)
@@ -173,6 +177,16 @@ class PricedEngine:
             stage_s = seconds / price.stages
             self._free_s = self.pipeline.through(begin_s, stage_s, hop_s)
         heap.at(self._free_s, self._worker.guarded(lambda: done(tokens)))
+
+    def _due(self, work: Work) -> float:
+        """What steps before owe, where this one has no prompts. Who stood still owes nothing."""
+        if self._worker.scene.heap.now_s > self._free_s + _STILL_S:
+            self._owed_s = 0.0
+        if work.new:
+            self._owed_s += work.owed_s
+            return 0.0
+        due_s, self._owed_s = self._owed_s, 0.0
+        return due_s
 
     def sums(self, pages: Sequence[PageId], done: Callable[[tuple[int, ...]], None]) -> None:
         zeros = (0,) * len(pages)

@@ -31,6 +31,9 @@ class Work(NamedTuple):
     """That take one token each."""
     context: int
     """Of theirs, together."""
+    owed_s: float = 0.0
+    """What its sequences have not been charged for: the next step without prompts takes longer by
+    it."""
 
     def sample(self, stride: int) -> StepSample:
         """As a worker reports it: several chunks count as one of as many tokens and pairs."""
@@ -67,8 +70,8 @@ class Price:
     kv_tokens: int = 0
     """Room for so many tokens; 0: not published."""
     pauses: bool = False
-    """Sequences wait while a prompt is computed, as in vLLM before chunked prefills: a step with
-    both takes one after the other."""
+    """Sequences wait while a prompt is computed, as in vLLM before chunked prefills. A step with
+    both ends with the prompts, so that these come first; what its sequences took is owed."""
     stages: int = 1
     """Of a pipeline. `devices` and `kv_tokens` count all stages; the times above are of a step that
     has gone through all of them."""
@@ -90,6 +93,9 @@ class Price:
                 new += count
                 pairs += count * (2 * start + count)
         sequences = len(items) - chunks
+        if new and self.pauses:
+            prompts_s, owed_s = self.mixed_s(new, pairs, 0, 0), self.decode_s(sequences, context)
+            return Work(prompts_s, new, pairs, sequences, context, owed_s)
         if new or stride == 1:
             seconds = self.mixed_s(new, pairs, sequences, context)
             return Work(seconds, new, pairs, sequences, context)

@@ -126,6 +126,26 @@ def test_an_engine_that_pauses_takes_prompts_and_sequences_one_after_the_other()
     assert pausing.mixed_s(0, 0, 8, 800) == _OPT.mixed_s(0, 0, 8, 800)
 
 
+def test_prompts_come_first_where_sequences_pause_and_these_lose_all_of_their_time() -> None:
+    def colocated(price: Price) -> Design:
+        mixed = replace(_design(price, price), prefills=0, step_tokens=4_096, chunk_tokens=4_096)
+        return replace(mixed, route="colocated")
+
+    running = Request(at_s=0.0, prompt_tokens=64, output_tokens=60)
+    comes = Request(at_s=0.5, prompt_tokens=1_024, output_tokens=1)
+    work = build("two", 64, [running, comes])
+    pausing = colocated(replace(_OPT, pauses=True))
+    (first, prompt), (calm,) = (
+        _rows(pausing, work)[::-1],
+        _rows(pausing, build("one", 64, [running])),
+    )
+    prompt_s = _OPT.mixed_s(1_024, 1_024**2, 0, 0)
+    step_s = _OPT.decode_s(1, 100)
+    # It waits for the step that runs, at most, and not for another one.
+    assert prompt_s <= prompt.ttft_s <= prompt_s + step_s + 0.005
+    assert first.last_s - calm.last_s == pytest.approx(prompt_s, abs=0.005)
+
+
 def test_objectives_count_together_or_each_for_itself() -> None:
     def row(first_s: float, last_s: float, outcome: str = "finished") -> Row:
         return Row(0, 0.0, 10, 11, first_s, last_s, 0.0, 0, outcome, "default")
