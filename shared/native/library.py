@@ -52,11 +52,14 @@ class Level:
 
 _V3: Final = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 _V4: Final = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
-_TILES: Final = _V4 | {"avx512_bf16", "amx_tile", "amx_bf16"}
-_TILE_FLAGS: Final = ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+_VECTORS: Final = _V4 | {"avx512_bf16"}
+_VECTOR_FLAGS: Final = ("-march=x86-64-v4", "-mavx512bf16")
+_TILES: Final = _VECTORS | {"amx_tile", "amx_bf16"}
+_TILE_FLAGS: Final = (*_VECTOR_FLAGS, "-mamx-tile", "-mamx-bf16")
 LEVELS: Final = {
     "x86_64": (
         Level("tiles", _TILE_FLAGS, _TILES),
+        Level("vectors", _VECTOR_FLAGS, _VECTORS),
         Level("v4", ("-march=x86-64-v4",), _V4),
         Level("v3", ("-march=x86-64-v3",), _V3),
     )
@@ -91,7 +94,7 @@ def prebuilt(recipe: Recipe, processor: Set[str], folder: Path = _PREBUILT) -> P
 
 def build(recipe: Recipe) -> Path:
     """The library, compiled (up to a few seconds) where that was not done. Raises BuildError."""
-    ready = prebuilt(recipe, _abilities(), _PREBUILT) if _PREBUILT.is_dir() else None
+    ready = prebuilt(recipe, abilities(), _PREBUILT) if _PREBUILT.is_dir() else None
     return ready or _built(recipe)
 
 
@@ -110,7 +113,7 @@ def _name(recipe: Recipe, level: Level) -> str:
     return f"{recipe.name}-{level.name}-{digest.hexdigest()[:20]}.so"
 
 
-def _abilities() -> frozenset[str]:
+def abilities() -> frozenset[str]:
     """What the processor says of itself."""
     lines = (line for line in _processor().splitlines() if line.startswith("flags"))
     return frozenset(word for line in lines for word in line.partition(":")[2].split())

@@ -36,11 +36,16 @@ class Native:
     reason: str = ""
 
 
-@functools.cache
 def native() -> Native:
     """Compile where that was not done yet (a few seconds) and load; never raises."""
+    return opened(RECIPE)
+
+
+@functools.cache
+def opened(recipe: Recipe) -> Native:
+    """The same for another way of compiling these sources."""
     try:
-        functions = ctypes.CDLL(str(build(RECIPE)))
+        functions = ctypes.CDLL(str(build(recipe)))
     except BuildError as error:
         return Native(None, str(error))
     except OSError as error:
@@ -51,7 +56,7 @@ def native() -> Native:
 
 def rounds(library: ctypes.CDLL | None, dtype: str) -> bool:
     """Whether products round their rows and weights to bfloat16: in that dtype, on processors
-    with matrix tiles for it. Elsewhere rows are float32 in every dtype."""
+    that multiply it, in tiles or vectors. Elsewhere rows are float32 in every dtype."""
     return library is not None and dtype == "bfloat16" and bool(library.baton_rounds())
 
 

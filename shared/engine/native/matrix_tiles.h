@@ -1,8 +1,10 @@
-/* The processor's matrix tiles (Intel AMX), where it has them: 16 rows of 64 bytes each.
+/* Products of bfloat16 a tile at a time: 16 rows of 64 bytes each.
  *
  *   sums[16][16] float32 += rows[16][32] bfloat16 * columns[16 pairs of ins][16][2] bfloat16
  *
- * An element of the sums depends on its own row and column only, and on the order of the calls. */
+ * An element of the sums depends on its own row and column only, and on the order of the calls.
+ * MATRIX_TILES: the processor has them (Intel AMX). VECTOR_TILES: it has vectors of bfloat16 only
+ * (AVX512_BF16), of which vector_tiles.h makes the same. ROUNDED: either. */
 #ifndef BATON_MATRIX_TILES_H
 #define BATON_MATRIX_TILES_H
 
@@ -11,6 +13,12 @@
 #endif
 #include "weight.h"
 
+#define HIGH 16 /* rows of a tile */
+#define TILE (HIGH * BLOCK)
+
+/* The compiler does not know that tiles are loaded from memory. */
+#define SETTLE() __asm__ volatile("" ::: "memory")
+
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && \
     defined(__AVX512BW__) && defined(__linux__)
 #define MATRIX_TILES
@@ -18,8 +26,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define HIGH 16 /* rows of a tile */
-#define TILE (HIGH * BLOCK)
 #define ALLOW_TILES 0x1023
 #define TILE_STATE 18
 
@@ -29,9 +35,6 @@ static inline int tiles_allowed(void) {
     if (!known) known = syscall(SYS_arch_prctl, ALLOW_TILES, TILE_STATE) ? -1 : 1;
     return known > 0;
 }
-
-/* The compiler does not know that tiles are loaded from memory. */
-#define SETTLE() __asm__ volatile("" ::: "memory")
 
 /* The first `few` of the eight tiles have `rows` rows, the others all. */
 static inline void shape_tiles(int few, int rows) {
@@ -48,9 +51,21 @@ static inline void shape_tiles(int few, int rows) {
     _tile_loadconfig(&shape);
 }
 
+static inline void release_tiles(void) { _tile_release(); }
+
 #else
 
-static inline int tiles_allowed(void) { return 0; }
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define VECTOR_TILES
+#endif
 
+static inline int tiles_allowed(void) { return 0; }
+static inline void shape_tiles(int few, int rows) { (void)few, (void)rows; }
+static inline void release_tiles(void) {}
+
+#endif
+
+#if defined(MATRIX_TILES) || defined(VECTOR_TILES)
+#define ROUNDED
 #endif
 #endif

@@ -1,4 +1,4 @@
-/* The engine's bfloat16 setting on processors with matrix tiles: rows and weights are rounded to
+/* The engine's bfloat16 setting on processors that multiply bfloat16: rows and weights are rounded to
  * bfloat16 once, multiplied once, and summed in float32.
  *
  * Rows lie on their side: a vector holds one column of sixteen rows, so that nothing between the
@@ -18,11 +18,11 @@
 #include "layers.h"
 #include "matrix_tiles.h"
 
-#ifdef MATRIX_TILES
+#ifdef ROUNDED
 
 typedef struct {
     uint16_t *cells;
-    int64_t groups, blocks;
+    int64_t groups, blocks, rows;
 } Rows;
 
 typedef struct {
@@ -41,9 +41,17 @@ INLINE float *column_at(const Turned *turned, int64_t group, int64_t column) {
     return turned->cells + (group * turned->columns + column) * LANES;
 }
 
+/* How many of a group's rows anybody reads. */
+INLINE int64_t rows_in(const Rows *rows, int64_t group) {
+    int64_t left = rows->rows - group * HIGH;
+    return left < HIGH ? left : HIGH;
+}
+
 /* `count` groups from the given one. */
 INLINE Rows rows_from(const Rows *rows, int64_t group, int64_t count) {
-    return (Rows){block_at(rows, group, 0), count, rows->blocks};
+    int64_t left = rows->rows - group * HIGH;
+    return (Rows){block_at(rows, group, 0), count, rows->blocks,
+                  left < count * HIGH ? left : count * HIGH};
 }
 INLINE Turned turned_from(const Turned *turned, int64_t group, int64_t count) {
     return (Turned){column_at(turned, group, 0), count, turned->columns};

@@ -7,36 +7,9 @@
  * Queries and weights are rounded to bfloat16; scores, the running softmax (Milakov & Gimelshein,
  * 2018) and all sums are float32. A row's sums go over spans of 64 positions from 0 in order,
  * wherever it stands; positions that it may not see weigh exactly nothing. */
-#include "rounded.h"
+#include "rounded_desk.h"
 
-#ifdef MATRIX_TILES
-
-#define SPAN 64 /* positions at a time */
-#define STRIPS (SPAN / HIGH)
-#define PAIRS (SPAN / BLOCK) /* blocks of 32 positions */
-#define GROUPS 12            /* of sixteen rows: what a task may have */
-#define MAX_DIM 256
-#define FLOOR (-1e30f) /* below all scores */
-#define RISE 8.0f
-#define LOG2_E 1.44269504088896341f
-
-typedef struct {
-    uint16_t queries[GROUPS * MAX_DIM / BLOCK * TILE]; /* [group][block of dims][pair][row][2] */
-    uint16_t values[PAIRS][MAX_DIM / HIGH][TILE];      /* [dim][position] */
-    uint16_t weights[2][PAIRS][TILE];                  /* [pair of positions][row][2] */
-    float mixed[GROUPS * MAX_DIM * LANES];             /* [group][dim][row] */
-    float scores[2][SPAN][LANES];
-    float peak[GROUPS][LANES], total[GROUPS][4][LANES];
-    int32_t position[GROUPS][LANES];
-    const uint16_t *keys[STRIPS];
-    int64_t most[GROUPS]; /* the last position that a row of the group sees */
-    int64_t window, dim;
-} __attribute__((aligned(64))) Desk;
-
-INLINE uint16_t *queries_of(Desk *desk, int64_t group) {
-    return desk->queries + group * desk->dim * LANES;
-}
-INLINE float *mixed_of(Desk *desk, int64_t group) { return desk->mixed + group * desk->dim * LANES; }
+#ifdef ROUNDED
 
 /* A task's queries, turned; rows that fill up the last group are zero. */
 static void begin(const Attention *a, Desk *desk, const int64_t *task, int64_t kv_head,
@@ -136,37 +109,6 @@ INLINE int seen_strips(const Desk *desk, int group, int64_t base) {
     return seen <= 0 ? 0 : seen >= SPAN ? STRIPS : (int)((seen + HIGH - 1) / HIGH);
 }
 
-#define SCORE(tile, strip)                                                   \
-    _tile_loadd(5, desk->keys[strip] + block * BLOCK, (int)desk->dim * 2); \
-    _tile_dpbf16ps(tile, 5, 4);
-
-/* keys * queries of a group, in tiles 0 to 3 until they are stored. */
-INLINE void begin_scores(Desk *desk, int group, int strips) {
-    SETTLE();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int block = 0; block < desk->dim / BLOCK; block++) {
-        _tile_loadd(4, queries_of(desk, group) + block * TILE, 64);
-        SCORE(0, 0)
-        if (strips > 1) { SCORE(1, 1) }
-        if (strips > 2) { SCORE(2, 2) }
-        if (strips > 3) { SCORE(3, 3) }
-    }
-    SETTLE();
-}
-
-/* Tiles 0 to 3 to four times TILE / 2 floats. */
-INLINE void store_tiles(float *to) {
-    SETTLE();
-    _tile_stored(0, to, 64);
-    _tile_stored(1, to + TILE / 2, 64);
-    _tile_stored(2, to + TILE, 64);
-    _tile_stored(3, to + 3 * TILE / 2, 64);
-    SETTLE();
-}
-
 /* Scale the scores of `count` positions, cap and hide them as the rules say. */
 static void hide(const Attention *a, const Desk *desk, int group, int64_t base, int count,
                  float (*scores)[LANES]) {
@@ -235,46 +177,6 @@ INLINE void weigh(const Attention *a, Desk *desk, int group, int at, int end, __
         _mm512_store_si512(to + BLOCK, paired(weight[2], weight[3]));
     }
     for (int i = 0; i < 4; i++) _mm512_store_ps(desk->total[group][i], total[i]);
-}
-
-#define MIX(tile, part)                               \
-    _tile_loadd(5, values[part], 64);                \
-    _tile_dpbf16ps(tile, 5, 4);
-
-/* values * weights of a group onto what it has, four tiles of dims from `d` in tiles 0 to 3. */
-INLINE void begin_mix(Desk *desk, int group, int strips, int64_t d) {
-    const float *mixed = mixed_of(desk, group) + d * LANES;
-    int more = d + 2 * HIGH < desk->dim;
-    SETTLE();
-    _tile_loadd(0, mixed, 64);
-    _tile_loadd(1, mixed + TILE / 2, 64);
-    if (more) {
-        _tile_loadd(2, mixed + TILE, 64);
-        _tile_loadd(3, mixed + 3 * TILE / 2, 64);
-    }
-    for (int pair = 0; 2 * pair < strips; pair++) {
-        const uint16_t (*values)[TILE] = (const uint16_t (*)[TILE])desk->values[pair] + d / HIGH;
-        _tile_loadd(4, desk->weights[group % 2][pair], 64);
-        MIX(0, 0)
-        MIX(1, 1)
-        if (more) {
-            MIX(2, 2)
-            MIX(3, 3)
-        }
-    }
-    SETTLE();
-}
-
-INLINE void end_mix(Desk *desk, int group, int64_t d) {
-    float *mixed = mixed_of(desk, group) + d * LANES;
-    if (d + 2 * HIGH < desk->dim) {
-        store_tiles(mixed);
-        return;
-    }
-    SETTLE();
-    _tile_stored(0, mixed, 64);
-    _tile_stored(1, mixed + TILE / 2, 64);
-    SETTLE();
 }
 
 static void mix_rest(Desk *desk, int group, int strips) {
@@ -390,7 +292,7 @@ void rounded_attention(const Attention *a, int64_t layer, const float *queries, 
             __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16);
             _mm512_storeu_si512(out + i, wide);
         }
-        _tile_release();
+        release_tiles();
     }
 }
 

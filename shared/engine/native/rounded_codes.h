@@ -74,6 +74,56 @@ INLINE void draw(int kind, const Weight *weight, int64_t panel, const uint8_t *b
         _mm512_store_si512(to + row * BLOCK, row_of_codes(kind, codes, row, d[row], m[row]));
 }
 
+#ifdef VECTOR_TILES
+
+/* 16 rows of 16 bytes each, turned: word i of a row in its lane. */
+INLINE void turn_nibbles(const uint8_t *codes, __m512i words[4]) {
+    const __m512i first = {0x400000000, 0xC00000008, 0x1400000010, 0x1C00000018};
+    __m512i rows[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) rows[i] = _mm512_loadu_si512(codes + 64 * i);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512i from = _mm512_add_epi32(first, _mm512_set1_epi32(i));
+        __m512i low = _mm512_permutex2var_epi32(rows[0], from, rows[1]);
+        __m512i high = _mm512_permutex2var_epi32(rows[2], from, rows[3]);
+        words[i] = _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
+    }
+}
+
+/* The tile that `draw` gives, turned: [pair of ins][out][2]. */
+static __attribute__((noinline)) void draw_turned(int kind, const Weight *weight, int64_t panel,
+                                                  const uint8_t *block, int64_t ahead,
+                                                  uint16_t *to) {
+    __m512i words[HIGH];
+    if (kind != Q4_0 && kind != Q4_1) {
+        const uint16_t *cells = (const uint16_t *)block;
+        if (kind != BFLOAT16) draw(kind, weight, panel, block, ahead, to), cells = to;
+#pragma GCC unroll 16
+        for (int i = 0; i < HIGH; i++) words[i] = _mm512_loadu_si512(cells + i * BLOCK);
+        turn_words(words);
+#pragma GCC unroll 16
+        for (int i = 0; i < HIGH; i++) _mm512_store_si512(to + i * BLOCK, words[i]);
+        return;
+    }
+    const __m512 numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const uint16_t *stored = (const uint16_t *)block;
+    __m512 d = (__m512)halves(stored), m = _mm512_mul_ps(d, _mm512_set1_ps(-8.0f));
+    if (kind == Q4_1) m = (__m512)halves(stored + LANES);
+    for (int64_t at = 0; at < block_bytes(kind); at += 64) __builtin_prefetch(block + ahead + at);
+    turn_nibbles(block + (kind == Q4_1 ? 4 : 2) * LANES, words);
+#pragma GCC unroll 16
+    for (int pair = 0; pair < HIGH; pair++) {
+        __m512i low = _mm512_srli_epi32(words[pair % 4], pair / 4 * 4);
+        __m512i high = _mm512_srli_epi32(words[pair % 4], pair / 4 * 4 + 16);
+        __m512 even = _mm512_fmadd_ps(_mm512_permutexvar_ps(low, numbers), d, m);
+        __m512 odd = _mm512_fmadd_ps(_mm512_permutexvar_ps(high, numbers), d, m);
+        _mm512_store_si512(to + pair * BLOCK, paired(even, odd));
+    }
+}
+
+#endif
+
 /* One row of a block. */
 static inline void draw_row(const Weight *weight, int64_t panel, const uint8_t *block, int row,
                             uint16_t *to) {

@@ -2,7 +2,7 @@
  * first layer to the last, the residual stream in float32. */
 #include "rounded.h"
 
-#ifdef MATRIX_TILES
+#ifdef ROUNDED
 
 #include <omp.h>
 
@@ -279,7 +279,7 @@ void rounded_layers(const Layer *layers, int64_t count, const Step *s) {
     {
         shape_tiles(0, HIGH);
         run(layers, count, s, &room, &drawn);
-        _tile_release();
+        release_tiles();
     }
 }
 

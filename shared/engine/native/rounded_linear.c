@@ -2,13 +2,18 @@
  * drawn from the codes once, stay in the first cache while the rows pass by. */
 #include "rounded.h"
 
+#ifdef VECTOR_TILES
+int rounded_fits(void) { return 1; }
+#else
 int rounded_fits(void) { return tiles_allowed(); }
+#endif
 
-#ifdef MATRIX_TILES
+#ifdef ROUNDED
 
 #include <omp.h>
 
 #include "rounded_codes.h"
+#include "vector_tiles.h"
 
 #define DEPTH 9  /* blocks at a time: with the rows beside them they stay in the first cache */
 #define PAIR 2   /* panels of a job */
@@ -32,6 +37,13 @@ typedef struct {
 
 INLINE float *tile_at(const Sums *sums, int64_t group, int side) {
     return sums->cells + group * sums->group_step + side * sums->side_step;
+}
+
+#ifdef MATRIX_TILES
+
+static int passed_few(const Job *job, const Rows *rows, const Sums *sums, int add) {
+    (void)job, (void)rows, (void)sums, (void)add;
+    return 0;
 }
 
 #define START(tile, at)                     \
@@ -151,6 +163,75 @@ INLINE void pass_kind(int kind, int panels, const Job *job, const Rows *rows, co
     else pass_many(kind, panels, job, rows, sums, add);
 }
 
+#else
+
+/* Up to FEW rows, `few` of them: weights are drawn with the outs in the lanes, a block while the
+ * chains of the one before it run on. */
+INLINE void pass_few(int few, const Job *job, const Rows *rows, const Sums *sums, int add) {
+    uint16_t drawn[2][PAIR][TILE] __attribute__((aligned(64)));
+    __m512 first[FEW], second[FEW];
+    const Weight *weight = job->weight;
+    int64_t blocks = rows->blocks, size = block_bytes(weight->kind);
+    /* Beside a last panel without a second nobody reads what that gives. */
+    int64_t panels[PAIR] = {job->panel[0], job->panel[job->panels - 1]};
+    take_columns(first, few, !add, tile_at(sums, 0, 0));
+    take_columns(second, few, !add, tile_at(sums, 0, job->panels - 1));
+    for (int64_t block = 0; block < blocks; block++) {
+        for (int side = 0; side < PAIR; side++)
+            draw_turned((int)weight->kind, weight, panels[side],
+                        weight->panels + (panels[side] * blocks + block) * size,
+                        PAIR * blocks * size, drawn[block % 2][side]);
+        multiply_few(first, second, few, (const uint16_t (*)[TILE])drawn[block % 2],
+                     block_at(rows, 0, block));
+    }
+    put_columns(first, few, tile_at(sums, 0, 0));
+    if (job->panels > 1) put_columns(second, few, tile_at(sums, 0, 1));
+}
+
+/* All groups of rows, DEPTH blocks after DEPTH blocks; weights that are tiles already all at once. */
+INLINE void pass_many(int kind, int panels, const Job *job, const Rows *rows, const Sums *sums,
+                      int add) {
+    Drawn drawn __attribute__((aligned(64)));
+    int64_t blocks = rows->blocks, size = block_bytes(kind), parts = (blocks + DEPTH - 1) / DEPTH;
+    int64_t deep = kind == BFLOAT16 ? blocks : (blocks + parts - 1) / parts;
+    for (int64_t block = 0; block < blocks; block += deep) {
+        int count = (int)(blocks - block < deep ? blocks - block : deep);
+        Operand weights[PAIR];
+        for (int side = 0; side < panels; side++) {
+            const uint8_t *from = job->weight->panels + (job->panel[side] * blocks + block) * size;
+            weights[side] = (Operand){(const uint16_t *)from, BLOCK, TILE};
+            if (kind == BFLOAT16) continue;
+            weights[side] = (Operand){drawn[0][side], BLOCK, PAIR * TILE};
+            for (int i = 0; i < count; i++)
+                draw(kind, job->weight, job->panel[side], from + i * size, PAIR * blocks * size,
+                     drawn[i][side]);
+        }
+        for (int64_t group = 0; group < rows->groups; group++) {
+            Operand columns = {block_at(rows, group, block), BLOCK, TILE};
+            for (int side = 0; side < panels; side++)
+                multiply_blocks(tile_at(sums, group, side), !add && block == 0, weights[side],
+                                columns, count);
+        }
+    }
+}
+
+INLINE void pass_kind(int kind, int panels, const Job *job, const Rows *rows, const Sums *sums,
+                      int add) {
+    pass_many(kind, panels, job, rows, sums, add);
+}
+
+/* Whether that was all. */
+static int passed_few(const Job *job, const Rows *rows, const Sums *sums, int add) {
+    if (rows->rows > FEW) return 0;
+    if (rows->rows == 1) pass_few(1, job, rows, sums, add);
+    else if (rows->rows == 2) pass_few(2, job, rows, sums, add);
+    else if (rows->rows <= 4) pass_few(4, job, rows, sums, add);
+    else pass_few(FEW, job, rows, sums, add);
+    return 1;
+}
+
+#endif
+
 #define PASS(kind)                                                         \
     if (job->panels > 1) pass_kind(kind, 2, job, rows, sums, add);         \
     else pass_kind(kind, 1, job, rows, sums, add);                         \
@@ -158,6 +239,7 @@ INLINE void pass_kind(int kind, int panels, const Job *job, const Rows *rows, co
 
 /* sums = or += weights * rows, for a job's panels. */
 static void pass(const Job *job, const Rows *rows, const Sums *sums, int add) {
+    if (passed_few(job, rows, sums, add)) return;
     switch (job->weight->kind) {
     case BFLOAT16: PASS(BFLOAT16)
     case Q8_0: PASS(Q8_0)
@@ -269,7 +351,7 @@ void rounded_linear(const Weight *weight, const float *in, float *out, int64_t r
         if (add) share_turn(&found, out, rows, weight->outs);
         share_product(weight, &given, &found, add);
         share_turn_back(out, &found, rows, weight->outs);
-        _tile_release();
+        release_tiles();
     }
 }
 

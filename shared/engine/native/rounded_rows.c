@@ -1,7 +1,7 @@
 /* Rows on their side: how they come in, go out, and where they are kept. */
 #include "rounded.h"
 
-#ifdef MATRIX_TILES
+#ifdef ROUNDED
 
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ char *rounded_room(int64_t bytes) {
 }
 
 Rows take_rows(char **room, int64_t rows, int64_t columns) {
-    Rows taken = {(uint16_t *)*room, groups_of(rows), blocks_of(columns)};
+    Rows taken = {(uint16_t *)*room, groups_of(rows), blocks_of(columns), rows};
     *room += rows_bytes(rows, columns);
     return taken;
 }

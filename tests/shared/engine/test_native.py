@@ -21,12 +21,18 @@ from shared.engine.paged_kv import PagedKv
 from shared.ids import PageId
 from shared.kv.layout import PageLayout
 
+from . import processors
 from .stored import stored_matrix
 
 LIBRARY = native().functions
-pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no library: {native().reason}")
 ROWS = (1, 2, 5, 6, 7, 50)
 STORED = ("q8_0", "q4_0", "q4_1")
+
+
+@pytest.fixture(autouse=True, params=processors.names("plain", "narrow"))
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as processors without bfloat16, and with vectors half as long, have it."""
+    processors.use(request.param, __name__, monkeypatch, rounded=False)
 
 
 def kv_of(dtype: str = "float32", head_dim: int = 64, block: int = 16) -> PagedKv:

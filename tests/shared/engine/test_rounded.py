@@ -1,4 +1,4 @@
-"""The bfloat16 setting in matrix tiles: what is rounded, and that company changes no bit."""
+"""The bfloat16 setting in tiles or vectors: what is rounded, and that company changes no bit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from shared.checkpoint import Checkpoint, open_checkpoint
 from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import Draw, StepItem
-from shared.engine.building import build_engine
+from shared.engine.building import EngineOptions, build_engine
 from shared.engine.host_pages import HostPages
 from shared.engine.native.attention import NativeAttention
-from shared.engine.native.library import native, rounds
+from shared.engine.native.library import native
 from shared.engine.native.operations import NativeOperations
 from shared.engine.native.packing import PackedMatrix, pack_blocks, pack_dense, pack_int8
 from shared.engine.paged_kv import PagedKv
@@ -23,16 +23,20 @@ from shared.ids import PageId
 from shared.kv.layout import PageLayout
 
 from ..checkpoint.files import tiny_spec, write_folder
+from . import processors
 from .sequences import BLOCK, pages_for, scattered
 from .stored import stored_matrix
 
 LIBRARY = native().functions
-pytestmark = pytest.mark.skipif(
-    not rounds(LIBRARY, "bfloat16"), reason="no matrix tiles for bfloat16 here"
-)
-ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 49, 300)
+ROWS = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49, 300)
 KINDS = ("bfloat16", "int8", "q8_0", "q4_0", "q4_1")
 GREEDY = Draw(0.0, 1.0, 0, 0)
+
+
+@pytest.fixture(autouse=True, params=processors.names("vectors"))
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles and, where this processor has those, also in vectors."""
+    processors.use(request.param, __name__, monkeypatch, rounded=True)
 
 
 def kv_of(head_dim: int = 64, block: int = 16) -> PagedKv:
@@ -205,8 +209,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(str(write_folder(tmp_path_factory.mktemp("hf"), spec)))
 
 
-def engine(checkpoint: Checkpoint) -> TorchEngine:
-    one = build_engine(checkpoint, "cpu", "bfloat16", 80, BLOCK, "torch")
+def engine(checkpoint: Checkpoint, threads: int = 1) -> TorchEngine:
+    options = EngineOptions(threads=threads)
+    one = build_engine(checkpoint, "cpu", "bfloat16", 80, BLOCK, "torch", options)
     assert isinstance(one, TorchEngine)
     plain = one._model._plain
     assert plain is not None and plain._rounded
@@ -215,7 +220,7 @@ def engine(checkpoint: Checkpoint) -> TorchEngine:
 
 def test_steps_of_any_shape_give_the_same_bits(checkpoint: Checkpoint) -> None:
     """Whole, in chunks above and below where threads change how they share, and beside others."""
-    one = engine(checkpoint)
+    one = engine(checkpoint, threads=2)
     prompt = tuple((37 * index + 5) % 512 for index in range(600))
     pages = scattered(80, pages_for(600), 3)
     other = next(PageId(page) for page in range(80) if page not in pages)
