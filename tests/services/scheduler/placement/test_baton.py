@@ -8,7 +8,6 @@ import pytest
 
 from services.scheduler.core.flights import Flight, Flights, load_at, peak
 from services.scheduler.core.heat import Heat
-from services.scheduler.core.machine import SchedulerMachine
 from services.scheduler.core.placement.weights import Weights
 from shared.costs import LinkCosts
 from shared.ids import Attempt, RequestId, WorkerId
@@ -32,37 +31,6 @@ def test_affinity_is_a_discount_and_no_veto() -> None:
     for wait_s, expected in ((1.9, "prefill-0"), (2.3, "prefill-1")):
         workers = {"prefill-0": (100, wait_s), "prefill-1": (0, 0.0)}
         assert site(cluster("baton", workers, peers=False), whole()) == expected
-
-
-def test_who_waits_long_lends_its_blocks_to_who_is_idle() -> None:
-    """The cheapest of computing them, waiting for them, and copying them over the link there is."""
-    workers = {"prefill-0": (100, 1.9), "prefill-1": (0, 0.0)}
-    placement = placed(cluster("baton", workers), whole(), 0.5)
-    assert where(placement) == "prefill-1" and placement.fetch_blocks == 100
-    assert placement.fetch_from is not None and placement.fetch_from.worker == "prefill-0"
-    assert placement.estimated_ttft_s < 0.1
-    slow = cluster("baton", workers)
-    slow.world.learned.links._all = LinkCosts(0.001, 1e6)
-    assert where(placed(slow, whole(), 0.5)) == "prefill-0"
-    idle = cluster("baton", {"prefill-0": (100, 0.0), "prefill-1": (0, 0.0)})
-    placement = placed(idle, whole(), 0.5)
-    assert where(placement) == "prefill-0" and placement.fetch_from is None
-
-
-def test_nothing_is_copied_from_whom_it_cannot_be_copied() -> None:
-    """Another layout; a peer that the reader complained of; blocks that a peer will have soon."""
-    workers = {"prefill-0": (100, 1.9), "prefill-1": (0, 0.0)}
-    other = cluster("baton", {"prefill-1": (0, 0.0)})
-    add(other, "prefill-0", holds=100, wait_s=1.9, layout="other")
-    assert placed(other, whole(), 0.5).fetch_from is None
-    cut = cluster("baton", workers)
-    cut.handle(beat("prefill-1", sequence=2, peers_lost=("prefill-0",)), 0.4)
-    assert placed(cut, whole(), 0.5).fetch_from is None
-    soon = cluster("baton", {"prefill-0": (0, 0.0), "prefill-1": (0, 5.0)})
-    first = placed(soon, whole("r1"), 0.5)
-    assert where(first) == "prefill-0"
-    soon.handle(beat("prefill-1", sequence=2), 0.6)
-    assert placed(soon, whole("r2"), 0.6).fetch_from is None
 
 
 def test_reuse_weighs_against_waiting() -> None:
@@ -104,37 +72,6 @@ def test_blocks_come_from_the_pool_when_that_is_sooner() -> None:
     none = cluster("baton", {"prefill-0": (0, 0.0)}, fetch="none")
     add(none, "kvpool-0", holds=100)
     assert placed(none, whole(), 0.5).fetch_blocks == 0
-
-
-def test_pages_go_where_both_cards_are_free() -> None:
-    """Engines are idle all along: who has to send or to receive for long is left alone."""
-    machine = core("baton")
-    machine.world.learned.links._all = LinkCosts(0.001, 1e6)
-    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
-        add(machine, name)
-    seen = []
-    for number in range(4):
-        found = placed(machine, fresh(f"r{number}", 20, first=10_000 + 100 * number), 0.5)
-        assert found.prefill is not None
-        seen.append((found.prefill.worker, found.decode.worker))
-        machine.handle(PlacementEnded(found.request, found.attempt, "finished", emitted=1), 0.5)
-    assert len(set(seen[:2])) == 2 and {p for p, _ in seen[:2]} == {"prefill-0", "prefill-1"}
-    assert {d for _, d in seen[:2]} == {"decode-0", "decode-1"}
-    terms = [c.terms for c in placed(machine, fresh("r9", 20, first=20_000), 0.5).candidates]
-    assert all(found["queue_s"] > 0.0 for found in terms)
-
-
-def test_a_card_that_is_free_before_the_prompt_is_computed_delays_nothing() -> None:
-    machine = cluster("baton", {"prefill-0": (0, 5.0)})
-    machine.world.link_queues.add(
-        WorkerId("decode-0"), WorkerId("prefill-0"), 4e9, _speed(machine), 0.5
-    )
-    (found,) = placed(machine, whole(), 0.5).candidates
-    assert found.terms["queue_s"] == 0.0 and found.terms["wait_s"] > 4.0
-
-
-def _speed(machine: SchedulerMachine) -> float:
-    return machine.world.learned.links.of(WorkerId("decode-0")).bytes_per_s
 
 
 def test_a_fetch_overlaps_the_wait() -> None:
