@@ -159,5 +159,5 @@ class SchedulerConfig(ProcessSettings):
             known = ", ".join(field.name for field in fields(Weights))
             raise StartupError(f"weights: there are only {known}") from None
         if unsound := found.unsound():
-            raise StartupError(f"weights: {unsound} must be a finite number of at least 0")
+            raise StartupError(f"weights: {unsound}")
         return found

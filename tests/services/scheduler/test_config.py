@@ -18,6 +18,7 @@ def test_constants_of_the_score_can_be_changed_by_name() -> None:
     ("weights", "message"),
     [
         ("tie_s=nan", "tie_s must be a finite number"),
+        ("busy_most=1", "busy_most must be below 1"),
         ("copy_ratio=-1", "copy_ratio must be a finite number"),
         ("tie_s=often", "'tie_s=often' is not name=value"),
         ("kindness=1", "there are only ttft_slo_s"),

@@ -58,9 +58,9 @@ class Weights:
     """priority steps after which the delay of others counts half."""
 
     def unsound(self) -> str:
-        """Name of a field that is no finite number of at least 0; empty when all are."""
+        """What is wrong with a field; empty when nothing is."""
         for field in fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0.0):
-                return field.name
-        return ""
+                return f"{field.name} must be a finite number of at least 0"
+        return "" if self.busy_most < 1.0 else "busy_most must be below 1"

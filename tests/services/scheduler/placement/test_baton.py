@@ -364,4 +364,4 @@ def test_thousands_of_names_are_followed_up_to_a_limit(monkeypatch: pytest.Monke
         machine.handle(beat(f"prefill-{number}"), 0.1)
     assert len(list(machine.cluster)) == 50 and machine.cluster.beyond == 151
     assert isinstance(answer(machine, whole(), 0.5), Placement)
-    assert Weights(tie_s=float("nan")).unsound() == "tie_s" and Weights().unsound() == ""
+    assert Weights(tie_s=float("nan")).unsound().startswith("tie_s") and not Weights().unsound()
