@@ -32,7 +32,7 @@ def learn(
     kv_tokens: int,
 ) -> Learnt:
     """Raises RunError where a kind of observation is missing altogether."""
-    chunks = [seen for spans in traces for seen in _chunks(spans)]
+    chunks = _together([seen for spans in traces for seen in _chunks(spans)])
     if not chunks:
         raise RunError("no trace has a span prefill.chunk: nothing tells what a prompt costs")
     steps = _steps(rows, _generating(traces))
@@ -103,6 +103,20 @@ def _chunks(spans: Sequence[Mapping[str, Any]]) -> list[_Seen]:
     return found
 
 
+def _together(chunks: Sequence[_Seen]) -> list[_Seen]:
+    """Chunks of several prompts in one step of a worker have the same span, to the nanosecond: the
+    step took that long for all of them."""
+    steps: dict[tuple[int, int], _Seen] = {}
+    for chunk in chunks:
+        known = steps.get(chunk.span)
+        if known is None:
+            steps[chunk.span] = chunk
+        else:
+            _, new, pairs = known.columns
+            known.columns = (1.0, new + chunk.columns[1], pairs + chunk.columns[2])
+    return list(steps.values())
+
+
 def _when(span: Mapping[str, Any]) -> tuple[int, int]:
     return int(span["start_ns"]), int(span["end_ns"])
 
@@ -154,14 +168,16 @@ def _token_bytes(pulls: Sequence[tuple[float, int, float]], block_tokens: int = 
 
 
 def _ways(rows: Sequence[Served], traces: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-    """Of each request's TTFT, what was neither waiting in line nor computing."""
+    """Of each request's TTFT, what was neither before its prompt in line nor computing: all but the
+    time from its arrival at a prefill worker to the end of its last chunk."""
     by_trace = {str(spans[0].get("trace_id", "")): spans for spans in traces if spans}
     found = []
     for row in rows:
         spans = by_trace.get(row.trace_id, ())
-        busy = [seconds(s) for n in ("prefill.queue", "prefill.chunk") for s in named(spans, n)]
-        if busy:
-            found.append(max(0.0, row.ttft_s - sum(busy)))
+        there = [_when(s) for n in ("prefill.queue", "prefill.chunk") for s in named(spans, n)]
+        if there:
+            begin, end = min(span[0] for span in there), max(span[1] for span in there)
+            found.append(max(0.0, row.ttft_s - (end - begin) / 1e9))
     return found
 
 

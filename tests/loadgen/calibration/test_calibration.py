@@ -84,7 +84,11 @@ def _life(
         _span("prefill.chunk", chunk_s, chunk__tokens=prompt, chunk__start=0),
         _span("transfer.pull", pull_s, transfer__bytes_raw=size, transfer__pages=prompt // 16),
     ]
-    return served, [span | {"trace_id": served.trace_id} for span in spans]
+    for span in spans:
+        span["trace_id"] = served.trace_id
+        span["start_ns"] += round(at_s * 1e9)
+        span["end_ns"] += round(at_s * 1e9)
+    return served, spans
 
 
 _LIVES = [_life(n, 10.0 * n, 64 * (1 + n % 7), 8 + n % 5) for n in range(30)]
@@ -151,6 +155,34 @@ def test_what_a_neighbour_costs_is_told_from_what_work_costs() -> None:
     learnt = learn("beside", rows, traces, kv_tokens=50_000)
     assert learnt.costs.beside == pytest.approx(1.5, abs=0.1)
     assert learnt.costs.token_s == pytest.approx(_COSTS.token_s, rel=0.1)
+
+
+def test_prompts_that_share_a_step_are_one_observation() -> None:
+    rows, traces = [], []
+    price = _COSTS.price()
+    for number in range(24):
+        mine, other = 64 * (1 + number % 5), 48 * (1 + number % 3)
+        served, spans = _life(number, 10.0 * number, mine, 8)
+        begin = number * 10 * 10**9
+        both_s = price.mixed_s(mine + other, mine**2 + other**2, 0, 0)
+        step = {"start_ns": begin, "end_ns": begin + round(both_s * 1e9)}
+        neighbour = _span("prefill.chunk", 0.0, chunk__tokens=other, chunk__start=0) | step
+        spans[1] |= step
+        rows.append(served)
+        traces += [spans, [neighbour]]
+    found = learn("shared steps", rows, traces, kv_tokens=50_000)
+    assert found.observations["chunks"] == 24
+    assert found.costs.token_s == pytest.approx(_COSTS.token_s, rel=0.05)
+    assert found.off["prefill"] < 0.01
+
+
+def test_waiting_between_chunks_is_no_part_of_the_way() -> None:
+    served, spans = _life(0, 0.0, 128, 8)
+    spans[0] |= {"start_ns": 10**18, "end_ns": 10**18 + 10**8}
+    # Another job's chunk ran between.
+    spans[1] |= {"start_ns": 10**18 + 2 * 10**8, "end_ns": 10**18 + 5 * 10**8}
+    late = replace(served, first_s=0.5 + 0.04, last_s=1.0)
+    assert learn("way", [late], [spans], 50_000).costs.front_s == pytest.approx(0.04)
 
 
 def test_devices_of_their_own_have_no_neighbours() -> None:
