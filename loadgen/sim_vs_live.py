@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ class Load:
 
 CALIBRATES: Final = Load("calibrates", (32, 280, 120), 24)
 """Of several lengths: one alone does not tell what a token costs from what a step costs."""
+_GROUPS: Final = (1, 4, 1, 2, 8)
+"""Requests at once, in turn."""
 COMPARED: Final = (
     Load("long answers", (48,), 48),
     Load("long prompts", (320,), 12),
@@ -154,7 +157,10 @@ async def _served(
 async def _sent(
     cluster: LocalCluster, load: Load, number: int, options: argparse.Namespace
 ) -> list[records.Row]:
-    schedule = arrivals.poisson(options.rate, options.count, options.seed * 100 + number)
+    if load is CALIBRATES:
+        schedule = in_groups(options.rate, options.count)
+    else:
+        schedule = arrivals.poisson(options.rate, options.count, options.seed * 100 + number)
     # Every load, and each warming up, has prompts of its own.
     seed = number * 1_000_000 + options.count + options.seed * 100_000_000
     plans = [
@@ -165,6 +171,18 @@ async def _sent(
     texts = [drawn[n % len(drawn)][n] for n in range(options.count)]
     target = Target(cluster.url, "", load.tokens, temperature=0.0, ignore_eos=True, timeout_s=300.0)
     return await send_all(target, schedule, texts)
+
+
+def in_groups(rate: float, count: int) -> tuple[float, ...]:
+    """Requests that come one, two, four or eight at once, as many a second on average. How many
+    decode side by side is then decided here: where arrivals are drawn, a slow moment makes answers
+    overlap, and slowness would be taken for what a further sequence costs."""
+    times: list[float] = []
+    for size in itertools.cycle(_GROUPS):
+        times += [len(times) / rate] * min(size, count - len(times))
+        if len(times) >= count:
+            return tuple(times)
+    return tuple(times)
 
 
 def _folder(folder: Path, load: Load, number: int) -> Path:
