@@ -38,6 +38,7 @@ static void begin(const Attention *a, Desk *desk, const int64_t *task, int64_t k
         memset(mixed_of(desk, at), 0, (size_t)dim * LANES * sizeof(float));
         memset(desk->total[at], 0, sizeof desk->total[at]);
     }
+    begin_few(desk, rows);
 }
 
 /* A head's sixteen positions from `base`: keys; the values are `kv_heads` strips further. */
@@ -48,9 +49,9 @@ static const uint16_t *strip_at(const Attention *a, int64_t layer, const int64_t
            (kv_head * block + base % block) * a->head_dim;
 }
 
-/* 32 positions' values of all dims turned to [dim][position]; zero from `known` on, whatever the
- * page holds there. */
-static void turn_values(const uint16_t *const strips[2], int64_t known, int64_t dim,
+/* 32 positions' values of all dims turned to [dim][position], or for few rows in pairs only:
+ * [pair of positions][dim][2]. Zero from `known` on, whatever the page holds there. */
+static void turn_values(const uint16_t *const strips[2], int64_t known, int64_t dim, int few,
                         uint16_t (*to)[TILE]) {
     const __m512i order = (__m512i)(short __attribute__((vector_size(64)))){
         0, 16, 1, 17, 2, 18, 3, 19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -66,7 +67,7 @@ static void turn_values(const uint16_t *const strips[2], int64_t known, int64_t 
             words[i] = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
             words[i] = _mm512_permutexvar_epi16(order, words[i]);
         }
-        turn_words(words);
+        if (!few) turn_words(words);
         for (int i = 0; i < 16; i++) _mm512_store_si512(*to + i * BLOCK, words[i]);
     }
 }
@@ -100,7 +101,8 @@ static void gather(const Attention *a, Desk *desk, int64_t layer, const int64_t 
     }
     fetch_span(a, layer, task, kv_head, base + SPAN, last);
     for (int pair = 0; pair * BLOCK < known; pair++)
-        turn_values(values + 2 * pair, known - pair * BLOCK, dim, desk->values[pair]);
+        turn_values(values + 2 * pair, known - pair * BLOCK, dim, few_rows(desk),
+                    desk->values[pair]);
 }
 
 /* How many of the span's strips a group sees. */
@@ -138,8 +140,10 @@ INLINE __m512 peak_of(Desk *desk, int group, __m512 found) {
     float *mixed = mixed_of(desk, group), *total = desk->total[group][0];
     for (int part = 0; part < 4; part++, total += LANES)
         _mm512_store_ps(total, _mm512_mul_ps(_mm512_load_ps(total), factor));
-    for (int64_t d = 0; d < desk->dim; d++, mixed += LANES)
-        _mm512_store_ps(mixed, _mm512_mul_ps(_mm512_load_ps(mixed), factor));
+    if (few_rows(desk)) scale_few(desk, factor);
+    else
+        for (int64_t d = 0; d < desk->dim; d++, mixed += LANES)
+            _mm512_store_ps(mixed, _mm512_mul_ps(_mm512_load_ps(mixed), factor));
     _mm512_store_ps(desk->peak[group], peak);
     return peak;
 }
@@ -218,6 +222,7 @@ static void span(const Attention *a, Desk *desk, int first, int groups, int64_t 
 static void finish(const Attention *a, Desk *desk, const int64_t *task, int64_t kv_head,
                    uint16_t *out) {
     int64_t group = a->heads / a->kv_heads, dim = a->head_dim, rows = task[2] * group;
+    end_few(desk);
     for (int64_t first = 0; first < rows; first += LANES) {
         const float (*parts)[LANES] = desk->total[first / LANES];
         __m512 total = _mm512_add_ps(_mm512_add_ps(_mm512_load_ps(parts[0]), _mm512_load_ps(parts[1])),

@@ -27,6 +27,10 @@ typedef struct {
     const uint16_t *keys[STRIPS];
     int64_t most[GROUPS]; /* the last position that a row of the group sees */
     int64_t window, dim;
+#ifdef VECTOR_TILES
+    float apart[FEW][MAX_DIM]; /* what `mixed` is else: [row][dim] */
+    int few;                   /* rows, if there are no more than FEW of them; else 0 */
+#endif
 } __attribute__((aligned(64))) Desk;
 
 INLINE uint16_t *queries_of(Desk *desk, int64_t group) {
@@ -67,10 +71,82 @@ INLINE void store_tiles(float *to) {
     SETTLE();
 }
 
+INLINE int few_rows(const Desk *desk) { return (void)desk, 0; }
+INLINE void begin_few(Desk *desk, int64_t rows) { (void)desk, (void)rows; }
+INLINE void scale_few(Desk *desk, __m512 factor) { (void)desk, (void)factor; }
+INLINE void end_few(Desk *desk) { (void)desk; }
+
 #else
+
+/* A task of few rows, as of one token that decodes, has positions and dims in the lanes, so that
+ * only its rows are multiplied: the same chains, the same bits. */
+INLINE int few_rows(const Desk *desk) { return desk->few; }
+
+static void begin_few(Desk *desk, int64_t rows) {
+    desk->few = rows <= FEW ? (int)rows : 0;
+    if (!desk->few) return;
+    memset(desk->apart, 0, sizeof desk->apart);
+    memset(desk->scores[0], 0, sizeof desk->scores[0]);
+}
+
+static void scale_few(Desk *desk, __m512 factor) {
+    float by[LANES] __attribute__((aligned(64)));
+    _mm512_store_ps(by, factor);
+    for (int i = 0; i < desk->few; i++)
+        for (int64_t d = 0; d < desk->dim; d++) desk->apart[i][d] *= by[i];
+}
+
+/* To where the rows of many are. */
+static void end_few(Desk *desk) {
+    for (int i = 0; i < desk->few; i++)
+        for (int64_t d = 0; d < desk->dim; d++) mixed_of(desk, 0)[d * LANES + i] = desk->apart[i][d];
+}
+
+INLINE void score_few(Desk *desk, int few, int strips) {
+    for (int strip = 0; strip < strips; strip++) {
+        __m512 sum[FEW];
+        for (int i = 0; i < few; i++) sum[i] = _mm512_setzero_ps();
+        for (int block = 0; block < desk->dim / BLOCK; block++) {
+            const uint16_t *keys = desk->keys[strip] + block * BLOCK;
+            const uint16_t *queries = queries_of(desk, 0) + block * TILE;
+            __m512i words[HIGH];
+#pragma GCC unroll 16
+            for (int i = 0; i < HIGH; i++) words[i] = _mm512_loadu_si512(keys + i * desk->dim);
+            turn_words(words);
+#pragma GCC unroll 16
+            for (int pair = 0; pair < HIGH; pair++)
+#pragma GCC unroll 8
+                for (int i = 0; i < few; i++)
+                    sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)words[pair],
+                                              pair_of(queries + pair * BLOCK + 2 * i));
+        }
+        put_columns(sum, few, desk->scores[0][strip * HIGH]);
+    }
+}
+
+INLINE void mix_few(Desk *desk, int few, int strips, int64_t part) {
+    __m512 sum[FEW];
+#pragma GCC unroll 8
+    for (int i = 0; i < few; i++) sum[i] = _mm512_loadu_ps(desk->apart[i] + part * HIGH);
+    for (int both = 0; 2 * both < strips; both++) {
+        const uint16_t *values = desk->values[both][part], *weights = desk->weights[0][both];
+#pragma GCC unroll 16
+        for (int pair = 0; pair < HIGH; pair++)
+#pragma GCC unroll 8
+            for (int i = 0; i < few; i++)
+                sum[i] = _mm512_dpbf16_ps(sum[i], pairs_at(values + pair * BLOCK),
+                                          pair_of(weights + pair * BLOCK + 2 * i));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < few; i++) _mm512_storeu_ps(desk->apart[i] + part * HIGH, sum[i]);
+}
 
 /* keys * queries of a group, straight to its scores. */
 static void begin_scores(Desk *desk, int group, int strips) {
+    if (desk->few == 1) score_few(desk, 1, strips);
+    else if (desk->few && desk->few <= 4) score_few(desk, 4, strips);
+    else if (desk->few) score_few(desk, FEW, strips);
+    if (desk->few) return;
     Operand queries = {queries_of(desk, group), BLOCK, TILE};
     for (int strip = 0; strip < strips; strip++) {
         Operand keys = {desk->keys[strip], desk->dim, BLOCK};
@@ -130,6 +206,10 @@ INLINE void end_mix(Desk *desk, int group, int64_t d) {
 static void begin_mix(Desk *desk, int group, int strips, int64_t d) {
     Operand weights = {desk->weights[group % 2][0], BLOCK, TILE};
     for (int64_t part = d / HIGH; part < (d + SPAN) / HIGH && part * HIGH < desk->dim; part++) {
+        if (desk->few == 1) mix_few(desk, 1, strips, part);
+        else if (desk->few && desk->few <= 4) mix_few(desk, 4, strips, part);
+        else if (desk->few) mix_few(desk, FEW, strips, part);
+        if (desk->few) continue;
         Operand values = {desk->values[0][part], BLOCK, MAX_DIM / HIGH * TILE};
         float *mixed = mixed_of(desk, group) + part * HIGH * LANES;
         multiply_blocks(mixed, 0, values, weights, (strips + 1) / 2);

@@ -206,12 +206,20 @@ INLINE void pass_many(int kind, int panels, const Job *job, const Rows *rows, co
                 draw(kind, job->weight, job->panel[side], from + i * size, PAIR * blocks * size,
                      drawn[i][side]);
         }
-        for (int64_t group = 0; group < rows->groups; group++) {
-            Operand columns = {block_at(rows, group, block), BLOCK, TILE};
-            for (int side = 0; side < panels; side++)
-                multiply_blocks(tile_at(sums, group, side), !add && block == 0, weights[side],
-                                columns, count);
+        int64_t group = 0;
+        for (; group + 1 < rows->groups; group += 2) {
+            const Operand columns[2] = {{block_at(rows, group, block), BLOCK, TILE},
+                                        {block_at(rows, group + 1, block), BLOCK, TILE}};
+            for (int side = 0; side < panels; side++) {
+                float *const found[2] = {tile_at(sums, group, side), tile_at(sums, group + 1, side)};
+                multiply_two(found, !add && block == 0, weights[side], columns, count);
+            }
         }
+        if (group == rows->groups) continue;
+        Operand columns = {block_at(rows, group, block), BLOCK, TILE};
+        for (int side = 0; side < panels; side++)
+            multiply_blocks(tile_at(sums, group, side), !add && block == 0, weights[side], columns,
+                            count);
     }
 }
 

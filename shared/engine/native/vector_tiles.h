@@ -44,6 +44,40 @@ INLINE void multiply_blocks(float *sums, int fresh, Operand rows, Operand column
     for (int i = 0; i < HIGH; i++) _mm512_store_ps(sums + i * LANES, sum[i]);
 }
 
+/* Two tiles of sums that share the rows, as `multiply_blocks` makes each of them: what is spread
+ * over the lanes serves both. */
+INLINE void multiply_two(float *const sums[2], int fresh, Operand rows, const Operand columns[2],
+                         int64_t blocks) {
+    for (int from = 0; from < HIGH; from += HIGH / 2) {
+        __m512 sum[HIGH / 2][2];
+#pragma GCC unroll 8
+        for (int i = 0; i < HIGH / 2; i++)
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; side++)
+                sum[i][side] = fresh ? _mm512_setzero_ps()
+                                     : _mm512_load_ps(sums[side] + (from + i) * LANES);
+        for (int64_t block = 0; block < blocks; block++) {
+            const uint16_t *row = rows.cells + block * rows.step + from * rows.row;
+            const uint16_t *first = columns[0].cells + block * columns[0].step;
+            const uint16_t *second = columns[1].cells + block * columns[1].step;
+            for (int pair = 0; pair < HIGH; pair++, row += 2, first += BLOCK, second += BLOCK) {
+                __m512bh here = pairs_at(first), there = pairs_at(second);
+#pragma GCC unroll 8
+                for (int i = 0; i < HIGH / 2; i++) {
+                    __m512bh spread = pair_of(row + i * rows.row);
+                    sum[i][0] = _mm512_dpbf16_ps(sum[i][0], here, spread);
+                    sum[i][1] = _mm512_dpbf16_ps(sum[i][1], there, spread);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < HIGH / 2; i++)
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; side++)
+                _mm512_store_ps(sums[side] + (from + i) * LANES, sum[i][side]);
+    }
+}
+
 #define FEW 8 /* rows that are few */
 
 /* Sums of `few` columns of a tile with the rows in the lanes, out of [row][column] and back. */
