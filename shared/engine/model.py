@@ -45,10 +45,10 @@ def step_inputs(kv: PagedKv, items: Sequence[StepItem]) -> StepInputs:
         end += len(item.tokens)
         if item.draw is not None:
             drawn.append(end - 1)
-    runs = [torch.arange(item.start, item.start + len(item.tokens)) for item in items]
+    runs = (range(item.start, item.start + len(item.tokens)) for item in items)
     return StepInputs(
         tokens=torch.tensor([token for item in items for token in item.tokens], device=kv.device),
-        positions=torch.cat(runs).to(kv.device),
+        positions=torch.tensor([position for run in runs for position in run], device=kv.device),
         new_rows=kv.new_rows(items),
         drawn_rows=torch.tensor(drawn, device=kv.device, dtype=torch.int64),
     )

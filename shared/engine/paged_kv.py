@@ -43,15 +43,13 @@ class PagedKv:
         """[token * k|v * kv_head] row numbers in layer 0 for all tokens of a step, flat."""
         block = self.layout.block_tokens
         per_page = self.layout.layers * self.layer_strips * block
-        starts = []
+        starts: list[int] = []
         for item in items:
-            end = item.start + len(item.tokens)
-            first = item.start // block
-            pages = torch.tensor(item.page_table[first : -(-end // block)]) * per_page
-            positions = torch.arange(item.start, end)
-            starts.append(pages[positions // block - first] + positions % block)
+            for position in range(item.start, item.start + len(item.tokens)):
+                place, offset = divmod(position, block)
+                starts.append(item.page_table[place] * per_page + offset)
         heads = torch.arange(self.layer_strips) * block
-        return (torch.cat(starts)[:, None] + heads).flatten().to(self.device)
+        return (torch.tensor(starts)[:, None] + heads).flatten().to(self.device)
 
     def slots(self, new_rows: torch.Tensor) -> torch.Tensor:
         """[token] int32: page * block_tokens + offset of what `new_rows` gave, on its device."""
