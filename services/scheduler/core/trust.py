@@ -25,8 +25,8 @@ class Trust:
 
     def factor(self, worker: WorkerId) -> float:
         """Multiplies what this worker is estimated to take."""
-        log = self._logs.get(worker, 0.0)
-        return math.exp(log) if log > 0.0 else 1.0
+        log = self._logs.get(worker)
+        return math.exp(log) if log is not None and log > 0.0 else 1.0
 
     def took(self, worker: WorkerId, expected_s: float, seconds: float) -> None:
         """A first token came after `seconds`; `expected_s` was promised, factor included."""

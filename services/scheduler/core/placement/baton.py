@@ -117,9 +117,9 @@ class Baton:
         if self._fetch == "none":
             return []
         found = [source(view, pool, view.in_pool(pool)) for pool in view.holders_in_pool(1)]
-        deepest = view.holders(view.prefills, MOST_PEERS) if self._peers else []
-        peers = [source(view, peer, view.held(peer)) for peer in deepest]
-        if len(peers) == MOST_PEERS and not peers[1].better(peers[0]):
+        deepest = view.holders(view.prefills, MOST_HOLDERS) if self._peers else []
+        peers = [source(view, peer, view.held(peer)) for peer in deepest[:MOST_PEERS]]
+        if len(peers) > 1 and not peers[1].better(peers[0]):
             peers.pop()
         return found + peers
 

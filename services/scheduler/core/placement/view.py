@@ -79,9 +79,11 @@ class View:
         self.others = float(0.5 ** (priority / max(1.0, weights.priority_halves)))
         """How much the delay of others counts: half for each step of priority. A forged priority
         counts as the nearest one there is."""
+        self._most_later = weights.busy_most / (1.0 - weights.busy_most)
         self._failed = {(ref.worker, ref.epoch) for ref in ask.excluded}
         self._cached: dict[WorkerId, int] = {}
         self._lightest: dict[int, list[Worker]] = {}
+        self._size = self._fit = 0
         self._holders: dict[tuple[int, int], list[Worker]] = {}
 
     @property
@@ -132,8 +134,11 @@ class View:
         """Workers with the least wait; half as many more where that of their card counts too."""
         columns = self.cluster.columns
         waits = columns.wait_s(group.rows, self.now)
-        later = self.weights.exposed_share * columns.sending_s(group.rows, self.now)
-        rows = [*least(waits, most).tolist(), *least(waits + later, most // 2).tolist()]
+        later = waits + self.weights.exposed_share * columns.sending_s(group.rows, self.now)
+        rows = least(waits, most).tolist()
+        for _ in range(min(most // 2, len(later))):
+            rows.append(int(later.argmin()))
+            later[rows[-1]] = np.inf
         return [group.workers[row] for row in dict.fromkeys(rows)]
 
     def lightest(self, most: int) -> list[Worker]:
@@ -200,8 +205,12 @@ class View:
 
     def _most(self, worker: Worker) -> int:
         """Blocks of this request that a worker can have, with blocks of its size."""
-        size, prompt = worker.report.block_tokens, self.ask.prompt_tokens
-        return 0 if prompt // size < len(self.ask.block_hashes) else (prompt - 1) // size
+        size = worker.report.block_tokens
+        if size == self._size:
+            return self._fit
+        prompt, self._size = self.ask.prompt_tokens, size
+        self._fit = 0 if prompt // size < len(self.ask.block_hashes) else (prompt - 1) // size
+        return self._fit
 
     def holders(self, group: Group, most: int) -> list[Worker]:
         """Ready workers of a group with the deepest prefix on their device, deepest first."""
@@ -244,7 +253,9 @@ class View:
 
     def wait_s(self, worker: Worker) -> float:
         """Until a job placed now would start."""
-        seconds = worker.wait_s(self.now)
+        seconds = worker.done_s - self.now
+        if seconds <= 0.0:
+            return 0.0
         if worker.joins(self.now):
             seconds -= min(seconds, self.world.learned.costs(worker.report).step_s)
         return seconds * self.world.trust.factor(worker.report.worker)
@@ -297,8 +308,8 @@ class View:
         worker before it is done, as they do now. An idle worker to which nobody goes is free."""
         weights = self.weights
         coming = self.world.paces.per_s(worker.report.worker, self.now) * (wait_s + work_s)
-        most = weights.busy_most / (1.0 - weights.busy_most)
-        return min(weights.later_share * coming, most) * work_s * self.others
+        waiting, most = weights.later_share * coming, self._most_later
+        return (waiting if waiting < most else most) * work_s * self.others
 
     def busy(self) -> float:
         """Share of time for which the workers that may compute this prompt have work."""
