@@ -1,4 +1,4 @@
-/* Causal attention in matrix tiles over bfloat16 pages: scores and sums stand on their side, so that
+/* Causal attention in tiles over bfloat16 pages: scores and sums stand on their side, so that
  * a vector holds one position's scores of sixteen rows, and the softmax never sums across lanes.
  *
  *   scores [position][row] = keys [position][dim] * queries [dim][row]      keys as the page has them
