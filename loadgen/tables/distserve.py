@@ -220,7 +220,7 @@ def _phases(setting: Setting, size: str, slo: Slo, memory: str) -> Iterator[Line
         stride=2 * _STRIDE,
     )
     note = lambda text: setting.note(f"{size}, {memory}: {text}")  # noqa: E731
-    phases = plan.alone(question, _SHAPES[size], note)
+    phases = plan.alone(question, fitting(size), note)
     for phase, wanted in zip(("prefill", "decode"), _PUBLISHED_CHOICE[size], strict=True):
         ours = [choice for choice in phases if choice.name.startswith(phase)]
         best = max(ours, key=lambda choice: choice.found.per_device)
@@ -230,6 +230,15 @@ def _phases(setting: Setting, size: str, slo: Slo, memory: str) -> Iterator[Line
         yield Line(name, wanted, _worker(best), equal(_worker(best), wanted))
     if size == "13b":
         yield small_node(phases, memory)
+
+
+def fitting(size: str) -> list[plan.Shape]:
+    """Workers whose GPUs have room for one full batch of their simulator, which does not ask."""
+    return [
+        (tp, stages)
+        for tp, stages in _SHAPES[size]
+        if roofline.find(f"opt-{size}:tp{tp}pp{stages}").kv_tokens >= _CAP
+    ]
 
 
 def small_node(phases: Sequence[plan.Choice], memory: str) -> Line:
@@ -315,7 +324,8 @@ CLAIMS: Final = (
         name="DistServe placement",
         source="DistServe, OSDI 2024, algorithm 1 and section 6.4",
         inputs="each phase alone, the other one free; goodput per GPU at the chat SLOs; once with "
-        "the 50,000 tokens that their simulator allows a batch, once with the room of the GPUs",
+        "the 50,000 tokens that their simulator allows a batch, once with the room of the GPUs; "
+        "workers without room for one such batch are left out",
         missing="real lengths",
         measure=_choice,
     ),

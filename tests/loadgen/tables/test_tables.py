@@ -95,6 +95,13 @@ def test_a_pair_serves_what_its_slower_side_serves() -> None:
     assert "1.90/GPU" in line.name
 
 
+def test_workers_without_room_for_a_batch_are_no_choice() -> None:
+    """Two A100 hold OPT-66B and 11,600 tokens beside it."""
+    assert (2, 1) not in distserve.fitting("66b")
+    assert {(4, 1), (2, 2)} <= set(distserve.fitting("66b"))
+    assert (1, 1) in distserve.fitting("13b")
+
+
 def test_rates_follow_from_the_work_of_a_workload() -> None:
     slowest = min(PREBLE, key=lambda kind: preble.capacity_per_s(PREBLE[kind]))
     assert slowest == "loogle"
