@@ -243,7 +243,7 @@ def fitting(size: str) -> list[plan.Shape]:
 
 def small_node(phases: Sequence[plan.Choice], memory: str) -> Line:
     """Their check on one node: which pair serves most per GPU where four are all there are. A pair
-    serves what its slower side serves."""
+    serves what its slower side serves; both have as many stages, as in their algorithm 2."""
     rates: dict[str, dict[str, tuple[float, int]]] = {"prefill": {}, "decode": {}}
     for choice in phases:
         phase, _, worker = choice.name.partition(":")
@@ -252,7 +252,7 @@ def small_node(phases: Sequence[plan.Choice], memory: str) -> Line:
         f"{p} + {d}": min(p_rate, d_rate) / (p_gpus + d_gpus)
         for p, (p_rate, p_gpus) in rates["prefill"].items()
         for d, (d_rate, d_gpus) in rates["decode"].items()
-        if p_gpus + d_gpus <= _SMALL_NODE
+        if p_gpus + d_gpus <= _SMALL_NODE and p.partition("pp")[2] == d.partition("pp")[2]
     }
     best = max(pairs, key=pairs.__getitem__)
     name = f"13b pair within 4 GPUs, {memory}, {pairs[best]:.2f}/GPU (1.56)"

@@ -87,6 +87,7 @@ def test_a_pair_serves_what_its_slower_side_serves() -> None:
         alone("prefill:tp1", 3.0, 1),
         alone("prefill:tp2", 5.7, 2),
         alone("prefill:tp4", 23.0, 4),
+        alone("prefill:tp1pp2", 9.0, 2),
         alone("decode:tp1", 9.7, 1),
         alone("decode:tp2", 15.0, 2),
     ]
