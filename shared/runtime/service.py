@@ -6,6 +6,7 @@ Knows nothing of what a service does; an `App` brings that.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ Settings = TypeVar("Settings", bound=ProcessSettings)
 EXIT_STARTUP: Final = 2
 EXIT_FAILED: Final = 1
 _LAG_PERIOD_S: Final = 0.1
+_READY_PERIOD_S: Final = 0.1
 _LOOP_LIMIT_S: Final = 60.0
 """An event loop that runs no timer for so long is stuck."""
 
@@ -221,6 +223,7 @@ class _Process:
 
     async def _run_app(self, app: App, scope: Scope) -> None:
         scope.tasks.create_task(self._measure_lag(), name="loop-lag")
+        scope.tasks.create_task(keep_for_good(app), name="keep-for-good")
         runner = scope.tasks.create_task(app.run(scope), name=self._role)
         stop = scope.tasks.create_task(self._stopping.wait(), name="stop")
         turn = scope.tasks.create_task(self._turning.asked.wait(), name="turn")
@@ -278,6 +281,15 @@ class _Process:
             await asyncio.sleep(_LAG_PERIOD_S)
             self._ticked_s = self._clock.now()
             lag.observe(max(0.0, self._ticked_s - due_s))
+
+
+async def keep_for_good(app: App) -> None:
+    """What is there once the app serves lives as long as the process: searches for reference
+    cycles need not walk it, in the middle of a step, again and again."""
+    while not app.ready():  # noqa: ASYNC110 - an app has no event for it
+        await asyncio.sleep(_READY_PERIOD_S)
+    gc.collect()
+    gc.freeze()
 
 
 def _version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from typing import Final
@@ -25,6 +26,9 @@ def main(arguments: list[str]) -> None:
     options = EngineOptions(threads=int(threads), weights=weights)
     checkpoint = open_checkpoint(model)
     engine = build_engine(checkpoint, "cpu", dtype, _PAGES, _BLOCK, "torch", options)
+    # As every service does once it serves, and as vLLM does.
+    gc.collect()
+    gc.freeze()
 
     def prefill(tokens: list[int], table: tuple[PageId, ...]) -> int:
         for start in range(0, len(tokens), _CHUNK_TOKENS):
