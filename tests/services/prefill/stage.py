@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Never
@@ -104,6 +105,8 @@ class Stage:
         self.ready: list[PagesReady] = []
         self.notices: list[PrefillFailed] = []
         self.fetched: dict[int, PageRef] = {}
+        self.taken: Counter[str] = Counter()
+        """Pages that decode has read, by request."""
         self.refuse_pages: str = ""
         self.kept: dict[BlockHash, PageRef] = {}
         self.returned: list[ReleaseBlocks] = []
@@ -175,6 +178,7 @@ class Stage:
         self.ready.append(message)
         for ref in await self.decode.fetch(message.owner, message.ticket, message.pages):
             self.fetched[ref.position] = ref
+            self.taken[message.request] += 1
         return Acknowledged()
 
     async def _serve_pool(self, delivery: Delivery) -> Message:

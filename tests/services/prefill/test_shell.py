@@ -111,12 +111,13 @@ async def test_a_damaged_pool_page_is_counted_and_computed() -> None:
 async def test_a_pool_read_that_never_settles_costs_pages_but_no_token() -> None:
     async with running(kv_pages=40, fetch_timeout_s=1.0) as stage:
         await stage.start("a", LONG, pool=POOL_REF)
-        await stage.until(lambda: len(stage.kept) == 10)
+        await stage.until(lambda: len(stage.kept) == 10 and stage.taken["a"] == 11)
         await stage.release("a")
         for i in range(4):
             await stage.start(f"x{i}", range(300 + 40 * i, 340 + 40 * i))
-            await stage.until(lambda name=f"x{i}": stage.token(name) is not None)
+            await stage.until(lambda name=f"x{i}": stage.taken[name] == 10)
             await stage.release(f"x{i}")
+        # Nothing is read now: the next read is the pull of b.
         stage.fabric.script(Mishap.UNSETTLED)
         await stage.start("b", LONG, pool=POOL_REF)
         await stage.until(lambda: stage.token("b") is not None)
