@@ -108,8 +108,10 @@ class SchedulerMachine:
                 return self._ended(event, now)
             case Heartbeat():
                 self.balance.heard(event)
-                self.poison.heard(event.worker, event.epoch)
-                return self.roster.heard(event, now)
+                actions = self.roster.heard(event, now)
+                if self.roster.believes(event):
+                    self.poison.heard(event.worker, event.epoch)
+                return actions
             case BlocksStored() | BlocksRemoved() | BlocksCleared():
                 return self.roster.changed(event)
             case BlockSnapshot():

@@ -124,6 +124,14 @@ class Roster:
             actions += self._ask_snapshot(beat.worker)
         return actions
 
+    def believes(self, beat: Heartbeat) -> bool:
+        """Whether this heartbeat, just heard, was taken in: it made sense and was no late copy."""
+        worker = self.cluster.get(beat.worker)
+        if worker is None:
+            return False
+        known = worker.report
+        return (known.epoch, known.sequence) == (beat.epoch, beat.sequence)
+
     def disconnected(self, event: Disconnected) -> list[Action]:
         """Nothing is placed there until it beats again. Only a leader looks further."""
         worker = self.cluster.get(event.worker)

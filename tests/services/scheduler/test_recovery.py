@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from services.scheduler.core.events import Tick
@@ -197,6 +199,25 @@ def test_a_worker_that_lives_after_all_takes_its_death_back() -> None:
     ledger.heard(WorkerId("decode-0"), Epoch(1))
     assert ledger.judge("s", 13.2) is Verdict.FREE, "even a verdict is taken back"
     assert ledger.kept_out == 0
+
+
+def test_a_heartbeat_that_is_refused_proves_no_life() -> None:
+    core = machine()
+    for name in ("prefill-0", "decode-0", "decode-1", "decode-2"):
+        core.handle(beat(name), 0.0)
+    for now, worker in ((1.0, "decode-0"), (2.0, "decode-1")):
+        core.handle(died("s", worker), now)
+    core.handle(beat("decode-0", epoch=2), 2.1)
+    core.handle(beat("decode-1", epoch=2), 2.2)
+    core.handle(died("s", "decode-1", epoch=2), 2.3)
+    senseless = replace(beat("decode-1", epoch=2, sequence=9), block_tokens=0)
+    core.handle(senseless, 2.4)
+    core.handle(beat("decode-0", sequence=9), 2.5)
+    reply = answer(core, ask("r-s", attempt=4, failures=3, signature="s"), 2.9)
+    assert isinstance(reply, Refused) and reply.code == "queue_full", "it waits for the proof"
+    core.handle(beat("decode-2", sequence=2), 5.3)
+    reply = answer(core, ask("r-s", attempt=5, failures=3, signature="s"), 5.4)
+    assert isinstance(reply, Refused) and reply.code == "poison_request"
 
 
 def test_a_death_during_a_trial_has_to_be_proven_too() -> None:
