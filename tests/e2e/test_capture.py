@@ -15,8 +15,8 @@ import pytest
 from loadgen.workloads import file
 from loadgen.workloads.request import Request, Workload
 from tests.architecture.sources import ROOT
+from tests.contracts.wires import until
 from tests.e2e.cluster import TestCluster, running_cluster
-from tests.shared.dataplane.pages import until
 
 pytestmark = pytest.mark.process
 
