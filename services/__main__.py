@@ -143,7 +143,7 @@ async def _tell_usage(cluster: LocalCluster) -> None:
     admin = "" if cluster.ports.admin == ADMIN_PORT else f" --admin-url {cluster.admin_url}"
     _say(f"  trace   {_python()} -m loadgen trace ID{admin}")
     _say("            (ID: x-baton-trace-id in the head of the answer)")
-    _say(f"  pages   {cluster.admin_url}/   (cluster, traces, prefixes)")
+    _say(f"  pages   {cluster.admin_url}/   (cluster, traces, runs, prefixes)")
     _say(f"  logs    {cluster.folder.path / 'logs'}")
     _say("  Ctrl-C drains and stops.")
 
