@@ -68,6 +68,7 @@ def paged_attention(
     kv: torch.Tensor,
     scale: float,
     *,
+    cap: float = 0.0,
     upcast: bool = False,
     fusing: Fusing | None = None,
 ) -> torch.Tensor:
@@ -75,9 +76,10 @@ def paged_attention(
 
     q: [tokens, head, head_dim], contiguous; kv: [page, 2, kv_head, block_tokens, head_dim], a view
     of the page memory whose last two dimensions are contiguous; both of one dtype. Returns
-    [tokens, head, head_dim] in that dtype. float32 pages are always multiplied in float32.
+    [tokens, head, head_dim] in that dtype. Scores are scale * q k, or cap * tanh(scale * q k / cap)
+    for a cap that is not 0. float32 pages are always multiplied in float32.
     Raises ValueError for tensors that do not fit each other."""
-    given = launch.shapes(plan, q, kv, scale, upcast=upcast)
+    given = launch.shapes(plan, q, kv, scale, upcast=upcast, cap=cap)
     out = torch.empty_like(q)
     if fusing is not None and fusing.chosen(plan, q.dtype):
         launch.fused(plan, q, kv, out, given, fusing.scratch)

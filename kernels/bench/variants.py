@@ -20,6 +20,7 @@ from kernels.rope import shift, write
 from kernels.sampling import draw
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+GEMMA_CAP = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,10 @@ class Variant:
 
 def everything(capability: int) -> Iterator[Variant]:
     """All default configurations on one GPU generation."""
-    for head_dim in (64, 96, 128):
+    for head_dim in (64, 96, 128, 256):
         yield from _attention("bf16", head_dim, group=4, capability=capability)
+    for head_dim in (128, 256):
+        yield from _attention("bf16", head_dim, group=2, capability=capability, cap=GEMMA_CAP)
     yield from _attention("fp16", 128, group=4, capability=capability)
     yield from _attention("fp32", 64, group=4, capability=capability)
     for dtype in DTYPES:
@@ -112,22 +115,26 @@ def _codec(dtype: str, head_dim: int) -> Iterator[Variant]:
         yield Variant(name, kernel, types, sizes, {"num_warps": quantise.warps(width)})
 
 
-def _attention(dtype: str, head_dim: int, group: int, capability: int) -> Iterator[Variant]:
+def _attention(
+    dtype: str, head_dim: int, group: int, capability: int, cap: float = 0.0
+) -> Iterator[Variant]:
     chosen = launch.tiles(DTYPES[dtype], head_dim, capability)
     sizes = {"GROUP": group, "HEAD_DIM": head_dim, "DIM": 1 << (head_dim - 1).bit_length()}
     paged = {**sizes, "BLOCK_TOKENS": 16, "STAGES": chosen.stages}
-    paged["UPCAST"] = dtype == "fp32"
+    bounded: dict[str, Any] = {"UPCAST": dtype == "fp32", "CAP": cap * launch.LOG2_E}
+    paged |= bounded
     partial = dict.fromkeys(("acc_ptr", "max_ptr", "sum_ptr"), "*fp32")
     types = {**dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}"), **partial}
     types["scale"] = "fp32"
     options = {"num_warps": chosen.warps}
     rows = {"decode": launch.decode_rows(group), "prefill": launch.prefill_rows(group)}
-    label = f"{dtype} {head_dim} x{group}"
+    label = f"{dtype} {head_dim} x{group}{' capped' if cap else ''}"
     span = {"SPAN": plan.DECODE_SPAN_TOKENS}
     split = {**paged, **span, "ROWS": rows["decode"], "TILE": chosen.decode_keys}
     yield Variant(f"decode_split {label}", decode.decode_split, types, split, options)
-    join = {**sizes, "ROWS": rows["decode"]}
-    yield Variant(f"decode_join {label}", decode.decode_join, types, join)
+    if not cap:
+        join = {**sizes, "ROWS": rows["decode"]}
+        yield Variant(f"decode_join {label}", decode.decode_join, types, join)
     tile = {**paged, "ROWS": rows["prefill"], "TILE": chosen.prefill_keys}
     for windowed in (False, True) if dtype == "bf16" else (False,):
         name = f"prefill_tile {label}{' windowed' if windowed else ''}"

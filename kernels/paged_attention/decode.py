@@ -46,6 +46,7 @@ def decode_part(
     SPAN: tl.constexpr,
     STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Partial attention of one kv head's query group over the split-th SPAN of what it sees.
 
@@ -74,10 +75,10 @@ def decode_part(
     # fmt: off
     best, total, acc = attend_run(
         q, position, best, total, acc, keys, table, kv_page_stride, kv_half_stride,
-        begin, whole, scale, window, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, False, STAGES, UPCAST)
+        begin, whole, scale, window, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, False, STAGES, UPCAST, CAP)
     best, total, acc = attend_run(
         q, position, best, total, acc, keys, table, kv_page_stride, kv_half_stride,
-        whole, end, scale, window, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, True, 1, UPCAST)
+        whole, end, scale, window, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, True, 1, UPCAST, CAP)
     # fmt: on
     slot = first_slot + head * splits + split
     tl.store(max_ptr + slot, best, mask=row_ok)
@@ -153,6 +154,7 @@ def decode_split(
     SPAN: tl.constexpr,
     STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Grid (item, kv_head, split), every item with as many splits as the longest needs, so that a
     captured launch serves any lengths up to that."""
@@ -165,7 +167,7 @@ def decode_split(
         q_ptr, kv_ptr, row_ptr, length_ptr, table_ptr, acc_ptr, max_ptr, sum_ptr,
         item, kv_head, tl.program_id(2), splits, first_slot, scale, window,
         q_row_stride, kv_page_stride, kv_half_stride, kv_head_stride, table_stride,
-        GROUP, ROWS, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, SPAN, STAGES, UPCAST)
+        GROUP, ROWS, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, SPAN, STAGES, UPCAST, CAP)
     # fmt: on
 
 

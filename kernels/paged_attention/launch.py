@@ -45,19 +45,33 @@ WIDE_AMPERE_TILES: Final = Tiles(32, 32, warps=4, stages=2, mask_all=True)
 heads would overflow."""
 NARROW_AMPERE_TILES: Final = replace(HALF_TILES, fused_mask_all=False)
 PADDED_AMPERE_TILES: Final = replace(WIDE_AMPERE_TILES, fused_stages=1)
+PAIRED_HEAD_DIM: Final = 128
+"""Of wider heads one fused program fills an SM, by eight warps that share its sums."""
+WIDEST_AMPERE_TILES: Final = Tiles(32, 32, warps=8, stages=2, mask_all=True, fused_stages=1)
+WIDEST_HOPPER_TILES: Final = Tiles(32, 32, warps=8, stages=2)
+WIDEST_BLACKWELL_TILES: Final = Tiles(32, 64, warps=8, stages=2, mask_all=True, fused_stages=1)
 FLOAT_TILES: Final = Tiles(32, 32, warps=8, stages=1, fused_stages=1)
 """float32 is multiplied without tensor cores, whose operands would lose bits."""
 
 
 def tiles(dtype: torch.dtype, head_dim: int, capability: int) -> Tiles:
-    """The default configuration for a device generation (80, 90, …); two programs fit on an SM."""
+    """The default configuration for a device generation (80, 90, …); two programs of heads up to
+    PAIRED_HEAD_DIM fit on an SM."""
     if dtype == torch.float32:
         return FLOAT_TILES
+    if head_dim > PAIRED_HEAD_DIM:
+        return _widest(capability)
     if capability >= 90:
         return HALF_TILES
     if head_dim <= 64:
         return NARROW_AMPERE_TILES
     return WIDE_AMPERE_TILES if head_dim == 128 else PADDED_AMPERE_TILES
+
+
+def _widest(capability: int) -> Tiles:
+    if capability >= 100:
+        return WIDEST_BLACKWELL_TILES
+    return WIDEST_HOPPER_TILES if capability >= 90 else WIDEST_AMPERE_TILES
 
 
 @functools.cache
@@ -84,7 +98,13 @@ class Shapes:
 
 
 def shapes(
-    plan: AttentionPlan, q: torch.Tensor, kv: torch.Tensor, scale: float, *, upcast: bool
+    plan: AttentionPlan,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    scale: float,
+    *,
+    upcast: bool,
+    cap: float = 0.0,
 ) -> Shapes:
     """Raises ValueError for tensors that the kernels would read wrongly."""
     heads, head_dim = q.shape[1:]
@@ -105,6 +125,7 @@ def shapes(
             "DIM": triton.next_power_of_2(head_dim),
             "BLOCK_TOKENS": kv.shape[3],
             "UPCAST": upcast or q.dtype == torch.float32,
+            "CAP": cap * LOG2_E,
         },
     )
 

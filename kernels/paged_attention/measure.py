@@ -38,6 +38,7 @@ def measure_costs(
     heads: int,
     *,
     window: int | None = None,
+    cap: float = 0.0,
     prefill_tokens: Sequence[int] = PREFILL_TOKENS,
     decode_batches: Sequence[tuple[int, int]] = DECODE_BATCHES,
     stopwatch: Stopwatch = cuda_seconds,
@@ -53,7 +54,7 @@ def measure_costs(
     def seconds(made: AttentionPlan, tokens: int) -> float:
         q = torch.zeros((tokens, heads, kv.shape[4]), dtype=kv.dtype, device=kv.device)
         out = torch.empty_like(q)
-        given = launch.shapes(made, q, kv, kv.shape[4] ** -0.5, upcast=False)
+        given = launch.shapes(made, q, kv, kv.shape[4] ** -0.5, upcast=False, cap=cap)
         return stopwatch(lambda: launch.serial(made, q, kv, out, given))
 
     prefill, decode = [], []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
@@ -24,7 +24,7 @@ class DecodePlan:
     tables: torch.Tensor
     """[items, max_pages]"""
     splits: int
-    """Spans of keys that the longest item needs."""
+    """Spans of keys that the item which sees most needs."""
     span_tokens: int
 
 
@@ -114,7 +114,20 @@ def build(
     """Tables for a step whose token matrix holds the spans one after the other. `group` is the
     number of query heads per kv head. Raises ValueError for a span without room or queries, and
     for a window that sees nothing."""
-    if window is not None and window < 1:
+    return build_each(spans, group, device, [window], span_tokens=span_tokens)[window]
+
+
+def build_each(
+    spans: Sequence[Span],
+    group: int,
+    device: torch.device,
+    windows: Collection[int | None],
+    *,
+    span_tokens: int = DECODE_SPAN_TOKENS,
+) -> dict[int | None, AttentionPlan]:
+    """As `build`, one plan a window for layers that differ in it. They share every tensor that does
+    not depend on the window, so what is written into one's tables stands in all."""
+    if any(window is not None and window < 1 for window in windows):
         raise ValueError("a window holds at least the query's own position")
     decode: list[tuple[int, Span]] = []
     prefill: list[tuple[int, Span]] = []
@@ -124,15 +137,21 @@ def build(
             raise ValueError("a span needs a query and a page")
         (decode if span.count == 1 else prefill).append((row, span))
         row += span.count
-    seen = [min(span.start + 1, window or span.start + 1) for _, span in decode]
-    return AttentionPlan(
-        decode=_decode(decode, seen, span_tokens, device) if decode else None,
-        prefill=_prefill(prefill, group, device) if prefill else None,
-        entries=_entries(seen, span_tokens, device) if decode and prefill else None,
-        window=window,
-        prefill_pairs=sum(_pairs(span, window) for _, span in prefill),
-        decode_keys=sum(seen),
-    )
+    whole = _decode(decode, span_tokens, device) if decode else None
+    tiles = _prefill(prefill, group, device) if prefill else None
+    plans = {}
+    for window in windows:
+        seen = [min(span.start + 1, window or span.start + 1) for _, span in decode]
+        splits = -(-max(seen, default=0) // span_tokens)
+        plans[window] = AttentionPlan(
+            decode=replace(whole, splits=splits) if whole else None,
+            prefill=tiles,
+            entries=_entries(seen, span_tokens, device) if decode and prefill else None,
+            window=window,
+            prefill_pairs=sum(_pairs(span, window) for _, span in prefill),
+            decode_keys=sum(seen),
+        )
+    return plans
 
 
 def _pairs(span: Span, window: int | None) -> int:
@@ -146,7 +165,7 @@ def _pairs(span: Span, window: int | None) -> int:
 
 
 def _decode(
-    items: Sequence[tuple[int, Span]], seen: Sequence[int], span_tokens: int, device: torch.device
+    items: Sequence[tuple[int, Span]], span_tokens: int, device: torch.device
 ) -> DecodePlan:
     words = _Words()
     rows = words.add([row for row, _ in items])
@@ -157,7 +176,7 @@ def _decode(
         rows=placed.at(rows),
         lengths=placed.at(lengths),
         tables=placed.at(tables).view(len(items), -1),
-        splits=-(-max(seen) // span_tokens),
+        splits=-(-max(span.start + 1 for _, span in items) // span_tokens),
         span_tokens=span_tokens,
     )
 

@@ -92,6 +92,7 @@ def pod_step(
     MASK_ALL: tl.constexpr,
     STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
+    CAP: tl.constexpr,
     HARDWARE_SM: tl.constexpr,
 ):
     """Take items until both lists are empty, or `quota` of them (unbounded on a GPU). A prefill
@@ -119,7 +120,7 @@ def pod_step(
                 item_row_ptr, item_start_ptr, item_count_ptr, number // kv_heads, number % kv_heads,
                 scale, window, q_row_stride, kv_page_stride, kv_half_stride, kv_head_stride,
                 prefill_table_stride, GROUP, PREFILL_ROWS, HEAD_DIM, DIM, BLOCK_TOKENS,
-                PREFILL_TILE, MASK_ALL, STAGES, UPCAST)
+                PREFILL_TILE, MASK_ALL, STAGES, UPCAST, CAP)
             taken += 1
         else:
             entry = number // kv_heads
@@ -132,7 +133,7 @@ def pod_step(
                 item, kv_head, tl.load(entry_split_ptr + entry), splits, first_slot, scale, window,
                 q_row_stride, kv_page_stride, kv_half_stride, kv_head_stride, decode_table_stride,
                 GROUP, DECODE_ROWS, HEAD_DIM, DIM, BLOCK_TOKENS, DECODE_TILE, SPAN,
-                STAGES, UPCAST)
+                STAGES, UPCAST, CAP)
             # All threads' partials are out before one thread says so.
             tl.debug_barrier()
             arrival = arrival_ptr + item * kv_heads + kv_head

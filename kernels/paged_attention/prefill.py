@@ -48,6 +48,7 @@ def prefill_part(
     MASK_ALL: tl.constexpr,
     STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Causal attention of one tile. Item i's queries are rows item_row[i].. of q, at positions
     item_start[i]..; padded rows repeat a neighbour's work and store nothing."""
@@ -82,11 +83,11 @@ def prefill_part(
         whole = (lowest + 1) // TILE * TILE
         best, total, acc = attend_run(
             q, position, best, total, acc, keys, table, kv_page_stride, kv_half_stride,
-            0, whole, scale, window, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, False, STAGES, UPCAST)
+            0, whole, scale, window, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, False, STAGES, UPCAST, CAP)
     best, total, acc = attend_run(
         q, position, best, total, acc, keys, table, kv_page_stride, kv_half_stride,
         whole, end, scale, window, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, True,
-        STAGES if MASK_ALL else 1, UPCAST)
+        STAGES if MASK_ALL else 1, UPCAST, CAP)
     # fmt: on
     value = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at_q, value, mask=q_ok)
@@ -119,6 +120,7 @@ def prefill_tile(
     MASK_ALL: tl.constexpr,
     STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Grid (tile, kv_head); tiles stand longest first, so that the last to start are short."""
     # fmt: off
@@ -126,5 +128,5 @@ def prefill_tile(
         q_ptr, kv_ptr, out_ptr, table_ptr, tile_item_ptr, tile_first_ptr,
         item_row_ptr, item_start_ptr, item_count_ptr, tl.program_id(0), tl.program_id(1),
         scale, window, q_row_stride, kv_page_stride, kv_half_stride, kv_head_stride, table_stride,
-        GROUP, ROWS, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, MASK_ALL, STAGES, UPCAST)
+        GROUP, ROWS, HEAD_DIM, DIM, BLOCK_TOKENS, TILE, MASK_ALL, STAGES, UPCAST, CAP)
     # fmt: on

@@ -28,9 +28,11 @@ def attend(
     start: int,
     scale: float,
     window: int | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """Causal attention of one sequence's queries over its pages: [count, head, head_dim]. With a
-    window a query at position p sees positions p - window + 1 .. p."""
+    window a query at position p sees positions p - window + 1 .. p; with a cap scores are
+    cap * tanh(score / cap)."""
     count, heads, _ = queries.shape
     wide = torch.promote_types(queries.dtype, torch.float32)
     keys, values = gather(kv, page_table, start + count, wide)
@@ -38,6 +40,8 @@ def attend(
     keys = keys.repeat_interleave(group, dim=0)
     values = values.repeat_interleave(group, dim=0)
     scores = torch.einsum("qhd,hkd->hqk", queries.to(wide), keys) * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
     back = torch.arange(start, start + count)[:, None] - torch.arange(start + count)
     visible = (back >= 0) & (back < (window or start + count))
     scores = scores.masked_fill(~visible.to(scores.device), float("-inf"))

@@ -11,6 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+DOUBLED_LOG2_E: tl.constexpr = tl.constexpr(2.8853900817779268)
+
+
+@triton.jit
+def capped(scores, CAP: tl.constexpr):
+    """CAP * tanh(scores / CAP), odd and exact at 0. The power never exceeds 1, so both ends are
+    finite whatever the scores."""
+    power = tl.exp2(tl.abs(scores) * (-DOUBLED_LOG2_E / CAP))
+    size = CAP * ((1.0 - power) / (1.0 + power))
+    return tl.where(scores < 0, -size, size)
+
 
 @triton.jit
 def attend_run(
@@ -34,14 +45,16 @@ def attend_run(
     MASKED: tl.constexpr,
     STAGES: tl.constexpr,
     UPCAST: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Fold positions [begin, end) into (best, total, acc), the running maximum, sum and sum of
     weighted values of each row.
 
     kv_ptr: keys of this kv head in page 0; table_ptr: this sequence's row of the page table.
     Without MASKED all rows must see all of [begin, end), a whole number of tiles. With it a row at
-    position p sees (p - window, p]. scale includes log2(e). STAGES loads of keys are under way at a
-    time. UPCAST does all products in fp32."""
+    position p sees (p - window, p]. scale and CAP, the bound of the scores where it is not 0,
+    include log2(e). STAGES loads of keys are under way at a time. UPCAST does all products in
+    fp32."""
     dims = tl.arange(0, DIM)
     dim_ok = dims < HEAD_DIM
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
@@ -63,6 +76,8 @@ def attend_run(
             k = k.to(tl.float32)
             v = v.to(tl.float32)
         scores = tl.dot(q, k, input_precision="ieee") * scale
+        if CAP > 0:
+            scores = capped(scores, CAP)
         if MASKED:
             back = position[:, None] - at[None, :]
             scores = tl.where((back >= 0) & (back < window) & live[None, :], scores, float("-inf"))

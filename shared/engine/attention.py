@@ -48,9 +48,3 @@ def host_library(layout: PageLayout, rules: AttentionRules, weights: str) -> cty
     if found.functions is None and weights == "int8":
         raise StartupError(f"weights in int8 need the compiled operations: {found.reason}")
     return found.functions
-
-
-def check_rules(rules: AttentionRules, by_kernels: bool) -> None:
-    """Raise StartupError where a GPU's kernels cannot follow the rules."""
-    if by_kernels and rules.cap:
-        raise StartupError("capped attention scores run on the CPU only in this release")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import Fusing, paged_attention
-from kernels.paged_attention.plan import AttentionPlan, Span, build
+from kernels.paged_attention.plan import Span, build_each
 from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import StepItem
 from shared.engine.graph_plan import Shape, widest_items
@@ -15,7 +15,8 @@ from shared.engine.paged_kv import PagedKv
 
 
 class DeviceAttention:
-    """Implements StepAttention. Prefill and decode share a launch where `fusing` says it pays."""
+    """Implements StepAttention, by one plan a window over tables that all of them share. Prefill
+    and decode share a launch where `fusing` says it pays."""
 
     def __init__(
         self,
@@ -25,33 +26,36 @@ class DeviceAttention:
         fusing: Fusing | None = None,
     ) -> None:
         spans = [Span(item.start, len(item.tokens), item.page_table) for item in items]
+        windows = {window or None for window in rules.windows} or {None}
+        self._plans = build_each(spans, rules.heads // kv.layout.kv_heads, kv.device, windows)
         self._kv = kv
         self._rules = rules
         self._fusing = fusing
-        group = rules.heads // kv.layout.kv_heads
-        self._plans = {
-            window: build(spans, group, kv.device, window=window or None)
-            for window in set(rules.windows) or {0}
-        }
 
     def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        plan = self._plans[self._rules.window(layer)]
-        return _launched(plan, self._kv, layer, queries, self._rules.scale, self._fusing)
+        rules = self._rules
+        return paged_attention(
+            self._plans[rules.window(layer) or None],
+            queries.contiguous(),
+            self._kv.cells[:, layer],
+            rules.scale,
+            cap=rules.cap,
+            # The interpreter does not multiply 16-bit numbers.
+            upcast=self._kv.device.type != "cuda",
+            fusing=self._fusing,
+        )
 
 
-class DeviceStaticAttention:
-    """The paged decode kernel over tables of fixed width; implements StaticAttention. Its grid has
-    room for the longest context of the shape; programs beyond an item's end find nothing to do."""
+class DeviceStaticAttention(DeviceAttention):
+    """The paged decode kernel over tables of fixed width; implements StaticAttention. Its grids
+    have room for the longest context of the shape, or the window; programs beyond an item's end
+    find nothing to do."""
 
     def __init__(self, kv: PagedKv, rules: AttentionRules, shape: Shape) -> None:
-        widest = widest_items(shape, kv.layout.block_tokens)
-        spans = [Span(item.start, 1, item.page_table) for item in widest]
-        self._plan = build(spans, rules.heads // kv.layout.kv_heads, kv.device)
-        self._kv = kv
-        self._scale = rules.scale
+        super().__init__(kv, widest_items(shape, kv.layout.block_tokens), rules)
 
     def fill(self, items: Sequence[StepItem]) -> None:
-        decode = self._plan.decode
+        decode = next(iter(self._plans.values())).decode
         if decode is None:
             raise AssertionError("a recorded step decodes")
         width = decode.tables.shape[1]
@@ -59,20 +63,3 @@ class DeviceStaticAttention:
         decode.tables.copy_(torch.tensor(tables, dtype=torch.int32), non_blocking=True)
         lengths = [item.start + 1 for item in items]
         decode.lengths.copy_(torch.tensor(lengths, dtype=torch.int32), non_blocking=True)
-
-    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        return _launched(self._plan, self._kv, layer, queries, self._scale, None)
-
-
-def _launched(
-    plan: AttentionPlan,
-    kv: PagedKv,
-    layer: int,
-    queries: torch.Tensor,
-    scale: float,
-    fusing: Fusing | None,
-) -> torch.Tensor:
-    rows, cells = queries.contiguous(), kv.cells[:, layer]
-    # The interpreter does not multiply 16-bit numbers.
-    upcast = kv.device.type != "cuda"
-    return paged_attention(plan, rows, cells, scale, upcast=upcast, fusing=fusing)

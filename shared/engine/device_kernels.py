@@ -12,6 +12,7 @@ import torch
 
 from kernels.dispatch import Fusing, sample_tokens
 from kernels.paged_attention.fusing import AttentionCosts
+from kernels.paged_attention.launch import PAIRED_HEAD_DIM
 from kernels.paged_attention.measure import measure_costs
 from kernels.paged_attention.scratch import FusedScratch, for_device
 from kernels.sampling.draw import INVALID
@@ -76,7 +77,10 @@ def _scratch(device: torch.device) -> FusedScratch:
 
 
 def _costs(kv: PagedKv, rules: AttentionRules, choice: str) -> AttentionCosts | None:
-    """Nothing to measure with on the CPU; float32 is never fused for speed."""
+    """Nothing to measure with on the CPU; float32 is never fused for speed, nor are heads of which
+    an SM holds one program."""
     if choice != "auto" or kv.device.type != "cuda" or kv.dtype == torch.float32:
         return None
-    return measure_costs(kv.cells[:, 0], rules.heads)
+    if kv.layout.head_dim > PAIRED_HEAD_DIM:
+        return None
+    return measure_costs(kv.cells[:, 0], rules.heads, cap=rules.cap)

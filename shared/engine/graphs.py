@@ -97,9 +97,8 @@ class DecodeGraphs:
     def on_device(
         cls, model: DecoderModel, kv: PagedKv, rules: AttentionRules, plan: GraphPlan
     ) -> DecodeGraphs | None:
-        """Graphs for a CUDA device; None on the CPU, which has no launches to save, and for
-        models with a window, whose layers differ in what they look at."""
-        if kv.device.type != "cuda" or not plan.items or any(rules.windows):
+        """Graphs for a CUDA device; None on the CPU, which has no launches to save."""
+        if kv.device.type != "cuda" or not plan.items:
             return None
         from shared.engine.device_attention import DeviceStaticAttention
 

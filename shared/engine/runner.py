@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.checkpoint.checkpoint import Checkpoint
-from shared.engine.attention import StepAttention, check_rules, host_library, plan_attention
+from shared.engine.attention import StepAttention, host_library, plan_attention
 from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import StepItem, StepResult
 from shared.engine.checking import Limits, check_items
@@ -89,7 +89,6 @@ class TorchEngine:
         layout = layout.shard(team.size)
         rules = AttentionRules.of(checkpoint.spec.shard(team.size))
         by_kernels = setup.kernels or place.type == "cuda"
-        check_rules(rules, by_kernels)
         dtype = DTYPES[layout.dtype]
         library = None if by_kernels else host_library(layout, rules, setup.weights)
         tuned = tune(checkpoint.tensors, dtype, library, setup)

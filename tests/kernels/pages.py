@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import dispatch
 from kernels.paged_attention import plan, reference
 
 BLOCK_TOKENS = 16
@@ -16,13 +17,14 @@ PAGES = 48
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Query heads per kv head, kv heads, head size, dtype, window."""
+    """Query heads per kv head, kv heads, head size, dtype, window, bound of the scores."""
 
     group: int = 3
     kv_heads: int = 2
     head_dim: int = 64
     dtype: torch.dtype = torch.float32
     window: int | None = None
+    cap: float = 0.0
 
     @property
     def tolerance(self) -> float:
@@ -38,17 +40,23 @@ class Step:
     q: torch.Tensor
     kv: torch.Tensor
     scale: float
+    cap: float
 
     def expected(self) -> torch.Tensor:
+        """Computed in float64."""
         parts, row = [], 0
         for item in self.items:
-            q = self.q[row : row + item.count].float()
-            table = torch.tensor(item.pages)
-            parts.append(
-                reference.attend(q, self.kv, table, item.start, self.scale, self.tables.window)
-            )
+            q = self.q[row : row + item.count].double()
+            rules = (item.start, self.scale, self.tables.window, self.cap)
+            parts.append(reference.attend(q, self.kv, torch.tensor(item.pages), *rules))
             row += item.count
-        return torch.cat(parts)
+        return torch.cat(parts).float()
+
+    def run(self, fusing: dispatch.Fusing | None = None) -> torch.Tensor:
+        """Through the door that the engine takes."""
+        return dispatch.paged_attention(
+            self.tables, self.q, self.kv, self.scale, cap=self.cap, upcast=True, fusing=fusing
+        )
 
 
 def step(
@@ -64,7 +72,7 @@ def step(
     heads = shape.group * shape.kv_heads
     q = torch.randn((rows, heads, shape.head_dim), generator=generator).to(shape.dtype)
     tables = plan.build(items, shape.group, q.device, window=shape.window, span_tokens=span_tokens)
-    return Step(items, tables, q, kv[:, 1], shape.head_dim**-0.5)
+    return Step(items, tables, q, kv[:, 1], shape.head_dim**-0.5, shape.cap)
 
 
 def spans(lengths: Sequence[tuple[int, int]], seed: int) -> list[plan.Span]:

@@ -20,20 +20,9 @@ MIXED = [(40, 1), (0, 9), (99, 1), (64, 6), (0, 1)]
 
 
 def fuse(given: Step, scratch: FusedScratch) -> torch.Tensor:
-    out = dispatch.paged_attention(
-        given.tables,
-        given.q,
-        given.kv,
-        given.scale,
-        upcast=True,
-        fusing=dispatch.Fusing(scratch, choice="always"),
-    )
+    out = given.run(dispatch.Fusing(scratch, choice="always"))
     assert scratch.idle()
     return out
-
-
-def serial(given: Step) -> torch.Tensor:
-    return dispatch.paged_attention(given.tables, given.q, given.kv, given.scale, upcast=True)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +32,14 @@ def serial(given: Step) -> torch.Tensor:
         Shape(1, 1, 96, torch.float16),
         Shape(8, 1, 128, torch.bfloat16),
         Shape(5, 1, 64, torch.float16, window=40),
+        Shape(2, 1, 96, torch.bfloat16, window=40, cap=1.5),
     ],
     ids=str,
 )
 def test_one_launch_gives_the_bits_of_two(shape: Shape) -> None:
     given = step(MIXED, shape, span_tokens=64)
     out = fuse(given, FusedScratch(given.q.device, sms=3))
-    assert torch.equal(out, serial(given))
+    assert torch.equal(out, given.run())
     tolerance = shape.tolerance
     torch.testing.assert_close(out.float(), given.expected(), atol=tolerance, rtol=tolerance)
 
@@ -67,7 +57,7 @@ def test_programs_in_any_order_give_the_same_bits(seed: int) -> None:
     scratch.quota = draw.randrange(-(-items // scratch.programs), 12)
     order = [draw.randrange(scratch.sms) for _ in range(scratch.programs)]
     scratch.program_sms = torch.tensor(order, dtype=torch.int32)
-    want = serial(given)
+    want = given.run()
     assert torch.equal(fuse(given, scratch), want)
 
 
@@ -76,7 +66,7 @@ def test_scratch_is_reused_by_steps_of_other_sizes() -> None:
     scratch.programs = 3
     for lengths in ([(3, 1), (0, 2)], [(150, 1), (5, 1), (0, 3)]):
         given = step(lengths, Shape(2, 1), span_tokens=64)
-        assert torch.equal(fuse(given, scratch), serial(given))
+        assert torch.equal(fuse(given, scratch), given.run())
 
 
 @triton.jit  # type: ignore[untyped-decorator]
