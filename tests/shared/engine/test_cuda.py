@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,7 +14,9 @@ from shared.engine.runner import TorchEngine
 from tests.golden.cases import SUBSET, GoldenCase, load
 
 from ..checkpoint.files import tiny_spec, write_folder
+from ..checkpoint.tiny_families import write_safetensors
 from .sequences import BLOCK, decode, pages_for, prefill, scattered
+from .test_families import FAMILIES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 PAGES = 64
@@ -97,6 +101,18 @@ def test_recorded_decode_steps_give_the_same_tokens(checkpoint: Checkpoint, dtyp
             tokens = [token for token in engine.step(items).tokens if token is not None]
             drawn.append(tokens)
     assert drawn[:8] == drawn[8:]
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3"])
+def test_windows_and_caps_are_recorded_and_give_the_tokens_of_the_cpu(
+    name: str, tmp_path: Path
+) -> None:
+    tiny = open_checkpoint(str(write_safetensors(tmp_path / "tiny", FAMILIES[name])))
+    host = build_engine(tiny, "cpu", "float32", PAGES, BLOCK, "torch")
+    device = build_engine(tiny, "cuda", "float32", PAGES, BLOCK, "torch")
+    assert isinstance(device, TorchEngine) and device.record_graphs(1) == 1
+    for length in (20, 120):
+        assert run(device, PROMPT[:length], 24) == run(host, PROMPT[:length], 24)
 
 
 @pytest.mark.model

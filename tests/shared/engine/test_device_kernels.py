@@ -11,15 +11,18 @@ import torch
 
 from shared.checkpoint import Checkpoint, open_checkpoint
 from shared.checkpoint.geometry import page_layout
+from shared.engine.attention_rules import AttentionRules
 from shared.engine.batch import Draw, StepItem
-from shared.engine.device_attention import DeviceStaticAttention
+from shared.engine.device_attention import DeviceAttention, DeviceStaticAttention
 from shared.engine.device_kernels import DeviceKernels
-from shared.engine.graph_plan import graph_plan
+from shared.engine.graph_plan import Shape, graph_plan
 from shared.engine.graphs import DecodeGraphs
+from shared.engine.paged_kv import PagedKv
 from shared.engine.runner import TorchEngine
 from shared.engine.sampler import sample
 from shared.engine.tuning import HostSetup
 from shared.errors import EngineError
+from shared.kv.layout import PageLayout
 
 from ..checkpoint.tiny_families import write_safetensors
 from .sequences import BLOCK, decode, pages_for, prefill, scattered
@@ -116,11 +119,14 @@ def test_a_fused_step_gives_the_same_bits(checkpoint: Checkpoint) -> None:
     assert torch.equal(one.logits(items), serial)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3"])
 def test_a_recorded_step_is_replayed_without_the_host(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what a CUDA graph could record runs in a step, and nothing of a step stays behind in a
-    recording: other sequences, pages and lengths give their own logits."""
+    recording: other sequences, pages and lengths, within a window or beyond it, give their own
+    logits."""
+    checkpoint = loaded(name, tmp_path / "tiny")
     plain, items = filled(checkpoint)
     one, tape = engine(checkpoint), Tape(monkeypatch)
     plan = graph_plan(2, 48, BLOCK)
@@ -129,14 +135,39 @@ def test_a_recorded_step_is_replayed_without_the_host(
     )
     graphs.record_all()
     assert graphs.shapes == plan.shapes()
-    layer = ["rms_rows", "rope_write_rows", "decode_split", "decode_join", "rms_rows"]
-    layer += ["silu_mul_rows"]
-    assert tape.launches == [*layer, *layer, "rms_rows"], "of the smallest shape"
+    if name == "llama":
+        layer = ["rms_rows", "rope_write_rows", "decode_split", "decode_join", "rms_rows"]
+        layer += ["silu_mul_rows"]
+        assert tape.launches == [*layer, *layer, "rms_rows"], "of the smallest shape"
     one._kv.cells.copy_(plain._kv.cells)
     for step in (items[:1], items[1:3], items[:2]):
         found = graphs.logits(step)
         assert found is not None
         torch.testing.assert_close(found, plain.logits(step), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("lengths", [(5, 36, 37), (38, 600, 700)], ids=str)
+def test_fixed_tables_give_the_bits_of_planned_ones(lengths: tuple[int, ...]) -> None:
+    """In layers of each window, on both sides of it, over one split or several."""
+    layout = PageLayout(layers=3, kv_heads=1, head_dim=16, block_tokens=BLOCK, dtype="float32")
+    memory = torch.zeros((96, layout.page_bytes), dtype=torch.uint8)
+    kv, chance = PagedKv(memory, layout), torch.Generator().manual_seed(3)
+    kv.cells.copy_(torch.randn(kv.cells.shape, generator=chance))
+    rules = AttentionRules(heads=2, scale=0.3, cap=2.0, windows=(37, 0, 600))
+    fixed = DeviceStaticAttention(kv, rules, Shape(pages=96, items=3))
+    items = [
+        StepItem((1,), length - 1, scattered(96, pages_for(length), length), GREEDY)
+        for length in lengths
+    ]
+    fixed.fill([items[0]] * 3)
+    fixed.fill(items)
+    planned, queries = DeviceAttention(kv, items, rules), torch.randn(3, 2, 16, generator=chance)
+    found = [fixed.attend(layer, queries) for layer in range(3)]
+    assert all(torch.equal(one, planned.attend(layer, queries)) for layer, one in enumerate(found))
+    beyond = [length > 37 for length in lengths]
+    near = AttentionRules(heads=2, scale=0.3, cap=2.0)
+    unseen = DeviceAttention(kv, items, near).attend(0, queries)
+    assert (found[0] != unseen).any(-1).any(-1).tolist() == beyond
 
 
 def draws(**fields: float) -> list[Draw]:
