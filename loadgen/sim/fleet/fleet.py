@@ -20,6 +20,7 @@ from loadgen.sim.fleet.design import Design, DesignError
 from loadgen.sim.fleet.direct_bus import DirectBus
 from loadgen.sim.fleet.garbage import rare
 from loadgen.sim.fleet.links import LinkFabric, Moved
+from loadgen.sim.fleet.plain import unguarded
 from loadgen.sim.fleet.priced_engine import PricedEngine, PricedWorks
 from loadgen.sim.fleet.scripts import Scripts
 from loadgen.sim.gateway_host import GatewayHost
@@ -86,7 +87,7 @@ class Fleet:
 
     def run(self, take: Callable[[Row], None], progress: Progress | None = None) -> Spent:
         """To the last ending; `take` gets each row when its request ends."""
-        with rare():
+        with rare(), unguarded():
             return self._run(take, progress or Progress())
 
     def _run(self, take: Callable[[Row], None], bar: Progress) -> Spent:
