@@ -72,7 +72,7 @@ def plan(
     filling: list[Sequence] = []
     for sequence in ready:
         if sequence.decoding:
-            decoding.append(Share(sequence, *sequence.next_range()))
+            decoding.append(Share(sequence, sequence.kv_tokens, sequence.kv_tokens + 1))
         else:
             filling.append(sequence)
     filling.sort(key=_turn)

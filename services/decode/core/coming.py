@@ -38,6 +38,8 @@ class Coming:
 
     def over(self) -> Iterator[tuple[int, list[tuple[Sequence, int]]]]:
         """Pulls that are over, once each, with those who waited and for which positions."""
+        if not self._blocks:
+            return
         for pull in [pull for pull in self._blocks if not self._reading(pull, None)]:
             for block in self._blocks.pop(pull):
                 if self._by_block.get(block) == pull:

@@ -55,7 +55,7 @@ class SurvivalTable:
         that `out` falls into, the share above it."""
         found: list[tuple[int, float]] = []
         for number in range(_bucket(out + 1), _BUCKETS):
-            low, high = _bounds(number)
+            low, high = _BOUNDS[number]
             share = (high - max(low - 1, out)) / (high - low + 1)
             if self._weights[number] > 0.0 and share > 0.0:
                 found.append((high, self._weights[number] * min(1.0, share)))
@@ -101,3 +101,6 @@ def _bounds(number: int) -> tuple[int, int]:
     low = -int(-(2 ** (number / _PER_OCTAVE)) // 1)
     high = -int(-(2 ** ((number + 1) / _PER_OCTAVE)) // 1) - 1
     return low, max(low, high)
+
+
+_BOUNDS: Final = tuple(map(_bounds, range(_BUCKETS)))

@@ -7,7 +7,7 @@ change nothing.
 from __future__ import annotations
 
 from collections import Counter
-from typing import assert_never
+from typing import Never, assert_never
 
 from services.decode.core import invariants
 from services.decode.core.actions import Action, PublishBlocks, Reply
@@ -97,8 +97,6 @@ class DecodeMachine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Apply one event; what is to be done, in order. Raises TypeError for an object that is
         not one."""
-        if not isinstance(event, Event):
-            raise TypeError(f"{type(event).__name__} is not an event of decode")
         self._apply(event, now)
         self._inbox.resume(now)
         self.admission.admit(now, between_steps=not self.stepping.running)
@@ -124,6 +122,8 @@ class DecodeMachine:
 
     def _apply(self, event: Event, now: float) -> None:
         match event:
+            case StepEnded():
+                self.stepping.ended(event, now)
             case JobArrived() | CancelArrived() | ResendArrived():
                 self._from_gateway(event, now)
             case PagesArrived() | PrefillFailedArrived() | LeasesAnswered() | ReleaseAcknowledged():
@@ -134,8 +134,6 @@ class DecodeMachine:
                 self._from_pool(event, now)
             case Checksummed():
                 self.sealing.checksummed(event.seal, event.checksums)
-            case StepEnded():
-                self.stepping.ended(event, now)
             case StepFailed():
                 self.stepping.failed(event, now)
             case PeerLost():
@@ -148,7 +146,7 @@ class DecodeMachine:
             case Tick():
                 self._tick(now)
             case _:
-                assert_never(event)
+                _reject(event)
 
     # -- the gateway -----------------------------------------------------------------------
 
@@ -320,6 +318,11 @@ class DecodeMachine:
         self.admission.drain()
         for sequence in list(self.desk.sequences.values()):
             self.endings.fail(sequence, Code.DRAINING, "this worker is shutting down", now)
+
+
+def _reject(event: Never) -> Never:
+    """Statically unreachable; a caller without types meets TypeError."""
+    raise TypeError(f"{type(event).__name__} is not an event of decode")
 
 
 def _code(text: str) -> Code:

@@ -100,11 +100,11 @@ class Memory:
     def ensure(self, sequence: Sequence, start: int, stop: int) -> bool:
         """See that positions [start, stop) have pages. False: not enough available."""
         size = sequence.block_tokens
-        pages = sequence.pages
+        pages, there = sequence.pages, len(sequence.pages)
         lacking = [
             position
-            for position in range(start // size, pages_for(stop, size))
-            if position >= len(pages) or pages[position] is None
+            for position in range(start // size, -(-stop // size))
+            if position >= there or pages[position] is None
         ]
         if not lacking:
             return True
@@ -153,8 +153,9 @@ class Memory:
         return len(taken)
 
     def step_ended(self) -> None:
-        self._cache.release([page.page for page in self.after_step])
-        self.after_step.clear()
+        if self.after_step:
+            self._cache.release([page.page for page in self.after_step])
+            self.after_step.clear()
 
     def settle(self, pages: Iterable[HeldPage]) -> None:
         """Reads into these pages are over for good."""

@@ -36,8 +36,12 @@ class Offering:
     @property
     def short(self) -> bool:
         """Whether somebody may have to give way before long."""
-        running = sum(1 for s in self._desk.sequences.values() if s.batchable)
-        return running > 1 and self._desk.cache.available < _PAGES_EACH * running
+        sequences = self._desk.sequences
+        available = self._desk.cache.available
+        if available >= _PAGES_EACH * len(sequences):
+            return False
+        running = sum(1 for s in sequences.values() if s.batchable)
+        return running > 1 and available < _PAGES_EACH * running
 
     def offer(self, sequence: Sequence, now: float) -> None:
         """Offer what was sealed since the last time, if there is a pool and anything to offer."""

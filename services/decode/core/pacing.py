@@ -20,10 +20,12 @@ class Pace:
 
     @classmethod
     def after(cls, known: Pace | None, now: float) -> Pace:
-        """With a token that came now."""
+        """With a token that came now; a known one is carried on."""
         if known is None:
             return cls(now, now)
-        return cls(known.first_s, now, known.further + 1)
+        known.last_s = now
+        known.further += 1
+        return known
 
     def due_s(self, target_s: float, mean: bool) -> float:
         """Of the next token: a target after the last one, or so many after the first as there are

@@ -44,7 +44,12 @@ class Sealing:
     def advance(self, sequences: list[Sequence]) -> None:
         """Seal blocks that became complete. Pulled pages carry a verified checksum; the others
         are checksummed together on the engine thread."""
-        batch = [entry for sequence in sequences for entry in self._complete(sequence)]
+        batch = [
+            entry
+            for sequence in sequences
+            if sequence.lead_blocks > sequence.sealed
+            for entry in self._complete(sequence)
+        ]
         if not batch:
             return
         self._number += 1
@@ -68,10 +73,8 @@ class Sealing:
         self._desk.cache.release([entry.page.page for entry in batch])
 
     def _complete(self, sequence: Sequence) -> list[_Waiting]:
-        """Blocks of one sequence that still need a checksum."""
+        """Blocks of one sequence that still need a checksum; some are complete."""
         lead = sequence.lead_blocks
-        if lead <= sequence.sealed:
-            return []
         sequence.name_blocks()
         unknown: list[_Waiting] = []
         for position in range(sequence.sealed, lead):

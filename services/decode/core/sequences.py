@@ -217,9 +217,11 @@ class Sequence:
     def table(self, stop: int) -> tuple[PageId, ...]:
         """Page ids for positions [0, stop), all of which must be there."""
         if self._table is None or len(self._table) * self.block_tokens < stop:
-            needed = self.pages[: pages_for(stop, self.block_tokens)]
-            full = self.pages if None not in self.pages else needed
-            self._table = tuple([page.page for page in full if page is not None])
+            there = [page.page for page in self.pages if page is not None]
+            if len(there) < len(self.pages):
+                needed = self.pages[: pages_for(stop, self.block_tokens)]
+                there = [page.page for page in needed if page is not None]
+            self._table = tuple(there)
         return self._table
 
     def take_token(self, token: int, logprobs: TokenLogprobs | None) -> None:
@@ -237,13 +239,13 @@ class Sequence:
 
     def entry(self, index: int, finish: str | None) -> TokenEntry:
         """The generated tokens from stream position `index` on."""
-        first = self.job.first_index
+        job, first = self.job, self.job.first_index
         index = min(max(index, first), first + self.generated)
         tokens = tuple(self.tokens[self.prompt_tokens + index - first :])
         logprobs = tuple(self.logprobs[index - first :])
         return TokenEntry(
-            request=self.job.request,
-            attempt=self.job.attempt,
+            request=job.request,
+            attempt=job.attempt,
             index=index,
             token_ids=tokens,
             finish=finish,

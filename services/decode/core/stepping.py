@@ -79,15 +79,17 @@ class Stepping:
         if self._step is not None:
             return
         ready = self._ready(now)
+        if not ready:
+            return
         left = self._left(ready, now)
         shares = plan(ready, self.budget, self._desk.rules.costs, left)
         if not shares:
             return
         self._number += 1
         self._step = _Step(self._number, now, tuple(shares), left)
-        tokens = sum(share.stop - share.start for share in shares)
+        batch = len(shares), sum([share.stop - share.start for share in shares])
         for share in shares:
-            self._enter(share, (len(shares), tokens), now)
+            self._enter(share, batch, now)
         self._desk.out.append(RunStep(self._number, tuple([step_item(s) for s in shares])))
 
     def ended(self, event: StepEnded, now: float) -> None:
@@ -145,10 +147,8 @@ class Stepping:
     def _ready(self, now: float) -> list[Sequence]:
         """Sequences with work and pages, in order of rank."""
         suspect = self._next_suspect()
-        candidates = [s for s in self._desk.ranked() if s.batchable]
-        if suspect is not None:
-            candidates = [suspect]
-        candidates = [s for s in candidates if not self._shares_soon(s)]
+        candidates = self._desk.ranked() if suspect is None else [suspect]
+        candidates = [s for s in candidates if s.batchable and not self._shares_soon(s)]
         ready = [s for s in candidates if s.batchable and self._provide(s, now)]
         # Someone before it may have pushed it out after it was asked.
         return [sequence for sequence in ready if sequence.batchable]
@@ -156,8 +156,9 @@ class Stepping:
     def _shares_soon(self, sequence: Sequence) -> bool:
         """Its prompt was not begun, and the next block of it is computed and about to be found.
         A checksum always comes, or the sealing has failed: nobody waits for long."""
-        waits = not (sequence.chunks or sequence.holes or sequence.decoding)
-        return waits and self._memory.awaits_seal(sequence)
+        if sequence.chunks or sequence.holes or sequence.decoding:
+            return False
+        return self._memory.awaits_seal(sequence)
 
     def _next_suspect(self) -> Sequence | None:
         while self._suspects:
@@ -223,10 +224,10 @@ class Stepping:
         """Take in what was drawn; the gateway's entry for it."""
         if token is None:
             raise AssertionError(f"the engine drew nothing for {sequence.key}")
-        index = sequence.job.first_index + sequence.generated
         sequence.take_token(token, logprobs)
-        finish = finish_of(token, sequence.generated, sequence.job.sampling)
-        return sequence.entry(index, finish)
+        job, generated = sequence.job, sequence.generated
+        finish = finish_of(token, generated, job.sampling)
+        return sequence.entry(job.first_index + generated - 1, finish)
 
     def _trace_chunk(self, step: _Step, share: Share, now: float) -> None:
         sequence = share.sequence

@@ -107,6 +107,8 @@ class GatewayMachine:
 
     def _handle(self, event: Event, now: float) -> list[Action]:
         match event:
+            case TokensArrived(chunk=chunk):
+                return self._tokens(chunk, now)
             case Opened():
                 return self._opened(event, now)
             case Closed():
@@ -119,8 +121,6 @@ class GatewayMachine:
                 return self._job_answered(event, now)
             case JobUnanswered():
                 return self._job_unanswered(event, now)
-            case TokensArrived(chunk=chunk):
-                return self._tokens(chunk, now)
             case AttemptFailed():
                 return self._attempt_failed(event, now)
             case ResendAnswered():
