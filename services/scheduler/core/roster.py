@@ -118,7 +118,7 @@ class Roster:
             return actions + (self._gone(ended, "ended") if ended else [])
         if beat.role == "gateway":
             return actions
-        self.world.learned.heard(beat)
+        self.world.learned.heard(beat, now)
         self.index.follow(beat.worker, beat.epoch, _most_blocks(beat.load.pages_total))
         if self.index.reconcile(beat.worker, beat.epoch, beat.blocks):
             actions += self._ask_snapshot(beat.worker)

@@ -41,7 +41,7 @@ def test_prefill_time_is_learnt_within_a_few_percent() -> None:
     for _ in range(600):
         n, p = chance.randrange(16, 4096), chance.randrange(0, 8192)
         seconds = costs.prefill_s(truth, n, p) * chance.gauss(1.0, 0.05)
-        learned.heard(with_steps(prefill(n, p, seconds)))
+        learned.heard(with_steps(prefill(n, p, seconds)), 0.0)
     found = learned.costs(with_steps())
     for n, p in ((64, 0), (512, 512), (2048, 4096), (4096, 0)):
         expected = costs.prefill_s(truth, n, p)
@@ -53,13 +53,13 @@ def test_outliers_do_not_move_it_and_factors_stay_within_half() -> None:
     for number in range(400):
         n = chance.randrange(64, 4096)
         seconds = costs.prefill_s(PROFILE, n, 0) * (50.0 if number % 10 == 0 else 1.0)
-        learned.heard(with_steps(prefill(n, 0, seconds)))
+        learned.heard(with_steps(prefill(n, 0, seconds)), 0.0)
     found = learned.costs(with_steps())
     assert costs.prefill_s(found, 1000, 0) == pytest.approx(
         costs.prefill_s(PROFILE, 1000, 0), rel=0.15
     )
     for _ in range(500):
-        learned.heard(with_steps(prefill(1000, 0, 100.0)))
+        learned.heard(with_steps(prefill(1000, 0, 100.0)), 0.0)
     found = learned.costs(with_steps())
     assert found.token_s <= 1.5 * PROFILE.token_s and found.step_s <= 1.5 * PROFILE.step_s
 
@@ -69,7 +69,7 @@ def test_decode_learns_what_context_costs_though_no_profile_tells() -> None:
     for _ in range(800):
         sequences, context = chance.randrange(1, 64), chance.randrange(1000, 200_000)
         seconds = 0.02 + 5e-4 * (sequences - 1) + 2e-7 * context
-        learned.heard(with_steps(StepSample(0, 0, sequences, context, seconds)))
+        learned.heard(with_steps(StepSample(0, 0, sequences, context, seconds)), 0.0)
     report = with_steps()
     assert learned.context_token_s(report) == pytest.approx(2e-7, rel=0.15)
     step_s = costs.decode_s(learned.costs(report), 32, 100_000, learned.context_token_s(report))
@@ -79,10 +79,10 @@ def test_decode_learns_what_context_costs_though_no_profile_tells() -> None:
 def test_a_lasting_change_is_noticed_and_followed() -> None:
     learned = Learned()
     for _ in range(200):
-        learned.heard(with_steps(prefill(1000, 0, costs.prefill_s(PROFILE, 1000, 0))))
+        learned.heard(with_steps(prefill(1000, 0, costs.prefill_s(PROFILE, 1000, 0))), 0.0)
     assert learned.alarms() == 0
     for _ in range(100):
-        learned.heard(with_steps(prefill(1000, 0, 1.4 * costs.prefill_s(PROFILE, 1000, 0))))
+        learned.heard(with_steps(prefill(1000, 0, 1.4 * costs.prefill_s(PROFILE, 1000, 0))), 0.0)
     assert learned.alarms() >= 1
     assert costs.prefill_s(learned.costs(with_steps()), 1000, 0) == pytest.approx(
         1.4 * costs.prefill_s(PROFILE, 1000, 0), rel=0.1
@@ -102,13 +102,13 @@ def test_whatever_comes_in_what_goes_out_is_finite_and_positive(
 ) -> None:
     learned = Learned()
     for n, p, seconds in steps:
-        learned.heard(with_steps(StepSample(n, p, n % 7, p, seconds)))
-        learned.links.add(V, W, n, seconds)
+        learned.heard(with_steps(StepSample(n, p, n % 7, p, seconds)), 0.0)
+        learned.links.add(V, W, n, seconds, 0.0)
         learned.lengths.add("t", "m", p)
     found = learned.costs(with_steps())
     assert all(math.isfinite(x) and x > 0 for x in dataclasses.astuple(found))
     assert math.isfinite(learned.context_token_s(with_steps()))
-    assert 0 < learned.links.between(V, W).bytes_per_s < INF
+    assert 0 < learned.links.between(V, W, 1.0).bytes_per_s < INF
     assert 1 <= learned.lengths.expected("t", "m", 0, 100) <= 100
 
 
@@ -123,16 +123,16 @@ def test_a_profile_that_makes_no_sense_is_replaced_by_the_shipped_one(
 
 def test_links_are_learnt_and_an_unknown_one_is_like_the_others() -> None:
     links = Links()
-    assert links.between(V, W) == LINK
+    assert links.between(V, W, 1.0) == LINK
     for _ in range(30):
-        links.add(V, W, 100_000_000, 0.051)
-    assert links.between(V, W).bytes_per_s == pytest.approx(2e9, rel=0.05)
-    assert links.between(W, V).bytes_per_s == pytest.approx(2e9, rel=0.05)
+        links.add(V, W, 100_000_000, 0.051, 0.0)
+    assert links.between(V, W, 1.0).bytes_per_s == pytest.approx(2e9, rel=0.05)
+    assert links.between(W, V, 1.0).bytes_per_s == pytest.approx(2e9, rel=0.05)
     for bad in (NAN, INF, 0.0, -1.0):
-        links.add(V, W, 1000, bad)
-    links.add(V, W, 0, 1.0)
-    links.add(V, W, 10**15, 1e-6)
-    assert links.refused == 6 and links.between(V, W).bytes_per_s < 3e9
+        links.add(V, W, 1000, bad, 0.0)
+    links.add(V, W, 0, 1.0, 0.0)
+    links.add(V, W, 10**15, 1e-6, 0.0)
+    assert links.refused == 6 and links.between(V, W, 1.0).bytes_per_s < 3e9
     links.forget(W)
     assert (V, W) not in links._links
 
@@ -194,7 +194,7 @@ def test_parts_of_a_sample_add_up_to_the_cost_functions() -> None:
 def test_measurements_of_a_heartbeat_reach_the_models() -> None:
     learned = Learned()
     report = dataclasses.replace(beat("decode-0"), links=(LinkSample(W, 10**8, 0.5),))
-    learned.heard(report)
+    learned.heard(report, 0.0)
     assert learned.links.samples == 1
     assert learned.shown()["links"]
 
@@ -202,11 +202,39 @@ def test_measurements_of_a_heartbeat_reach_the_models() -> None:
 def test_a_link_that_was_never_measured_is_as_fast_as_its_readers_card() -> None:
     links = Links()
     for _ in range(30):
-        links.add(V, W, 100_000_000, 0.051)
-        links.add(W, V, 100_000_000, 1.001)
+        links.add(V, W, 100_000_000, 0.051, 0.0)
+        links.add(W, V, 100_000_000, 1.001, 0.0)
     other = WorkerId("other")
-    assert links.between(V, other).bytes_per_s == pytest.approx(2e9, rel=0.05)
-    assert links.between(W, other).bytes_per_s == pytest.approx(1e8, rel=0.05)
-    assert links.of(other) == links.between(other, V)
+    assert links.between(V, other, 1.0).bytes_per_s == pytest.approx(2e9, rel=0.05)
+    assert links.between(W, other, 1.0).bytes_per_s == pytest.approx(1e8, rel=0.05)
+    assert links.of(other, 1.0) == links.between(other, V, 1.0)
     links.forget(V)
-    assert links.of(V) == links.of(other)
+    assert links.of(V, 1.0) == links.of(other, 1.0)
+
+
+def test_reads_that_share_a_card_do_not_make_a_link_slow() -> None:
+    links = Links()
+    for number in range(64):
+        links.add(V, W, 100_000_000, 0.051 if number % 8 == 0 else 0.951, 0.0)
+    assert links.of(V, 1.0).bytes_per_s == pytest.approx(2e9, rel=0.05)
+    for _ in range(15):
+        links.add(V, W, 100_000_000, 1.001, 0.0)
+    assert links.of(V, 1.0).bytes_per_s == pytest.approx(1e8, rel=0.06), "that is its speed now"
+
+
+def test_one_read_that_seems_too_fast_changes_nothing() -> None:
+    links = Links()
+    for number in range(8):
+        links.add(V, W, 100_000_000, 0.0011 if number == 5 else 0.051, 0.0)
+    assert links.between(V, W, 1.0).bytes_per_s == pytest.approx(2e9, rel=0.05)
+
+
+def test_a_reader_that_nobody_asks_for_long_is_believed_to_be_like_the_others_again() -> None:
+    links = Links()
+    for _ in range(20):
+        links.add(V, W, 100_000_000, 1.001, 0.0)
+    for _ in range(20):
+        links.add(W, V, 100_000_000, 0.051, 50.0)
+    assert links.of(V, 59.0).bytes_per_s == pytest.approx(1e8, rel=0.06)
+    assert links.of(V, 61.0).bytes_per_s == pytest.approx(2e9, rel=0.06)
+    assert links.between(V, W, 61.0) == links.of(V, 61.0)

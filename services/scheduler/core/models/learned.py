@@ -80,7 +80,7 @@ class Learned:
         self._costs: dict[WorkerId, tuple[CostModel, WorkCosts, float]] = {}
         self.refused_profiles = 0
 
-    def heard(self, beat: Heartbeat) -> None:
+    def heard(self, beat: Heartbeat, now: float) -> None:
         """Learn from what a worker measured since its last beat."""
         if beat.steps:
             known, profile = self._class(class_key(beat)), self._profile(beat.cost)
@@ -88,7 +88,7 @@ class Learned:
                 known.learn(profile, sample)
             self._costs.clear()
         for read in beat.links:
-            self.links.add(beat.worker, read.peer, read.size_bytes, read.seconds)
+            self.links.add(beat.worker, read.peer, read.size_bytes, read.seconds, now)
 
     def costs(self, beat: Heartbeat) -> WorkCosts:
         """Coefficients of this worker."""

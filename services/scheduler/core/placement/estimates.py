@@ -173,7 +173,7 @@ def reader(view: View, worker: Worker, burden: dict[str, float]) -> Reader:
     missing = view.pages(worker) - view.cached(worker)
     name = worker.report.worker
     price = view.link_price(name) * view.others * view.weights.exposed_share
-    link = view.world.learned.links.of(name)
+    link = view.world.learned.links.of(name, view.now)
     usual_s = costs.transfer_s(link, missing * worker.report.page_bytes)
     least_s = sum(burden.values()) + price * usual_s
     return Reader(worker, burden, missing, price, view.receiving_s(name), least_s)

@@ -61,7 +61,7 @@ class Placer:
     def _moves(self, reader: Worker, owner: Worker, size_bytes: int, now: float) -> None:
         """Both cards will be busy with it."""
         world, to, source = self.world, reader.report.worker, owner.report.worker
-        speed = world.learned.links.of(to).bytes_per_s
+        speed = world.learned.links.of(to, now).bytes_per_s
         world.link_work.add(to, size_bytes, now)
         free_s = world.link_queues.add(to, source, size_bytes, speed, now)
         world.cluster.columns.transfer(reader.row, owner.row, now + free_s)

@@ -294,7 +294,7 @@ class View:
 
     def transfer_s(self, reader: Worker, owner: Worker, blocks: int) -> float:
         """For `reader` to pull so many pages from `owner`."""
-        link = self.world.learned.links.between(reader.report.worker, owner.report.worker)
+        link = self.world.learned.links.between(reader.report.worker, owner.report.worker, self.now)
         return costs.transfer_s(link, blocks * reader.report.page_bytes)
 
     def pages(self, worker: Worker) -> int:
@@ -318,12 +318,12 @@ class View:
 
     def receiving_s(self, reader: WorkerId) -> float:
         """Until the card of this reader could begin with a transfer."""
-        speed = self.world.learned.links.of(reader).bytes_per_s
+        speed = self.world.learned.links.of(reader, self.now).bytes_per_s
         return self.world.link_queues.receiving_s(reader, speed, self.now)
 
     def sending_s(self, owner: WorkerId) -> float:
         """The same of the card of an owner of pages."""
-        speed = self.world.learned.links.of(owner).bytes_per_s
+        speed = self.world.learned.links.of(owner, self.now).bytes_per_s
         return self.world.link_queues.sending_s(owner, speed, self.now)
 
     def stream_s(self, decode: Worker) -> float:
@@ -340,7 +340,7 @@ class View:
         if carried <= 0.0:
             return self.weights.link_price
         most = self.weights.busy_most
-        busy = carried / self.world.learned.links.of(reader).bytes_per_s
+        busy = carried / self.world.learned.links.of(reader, self.now).bytes_per_s
         if busy > most:
             busy = most
         return self.weights.link_price + busy / (1.0 - busy)

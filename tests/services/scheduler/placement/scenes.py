@@ -59,6 +59,12 @@ def cluster(policy: str, workers: Mapping[str, tuple[int, float]], **settings: o
     return machine
 
 
+def links_carry(machine: SchedulerMachine, bytes_per_s: float) -> None:
+    """What a read told that somebody else made."""
+    reader, owner = WorkerId("reader"), WorkerId("owner")
+    machine.world.learned.links.add(reader, owner, round(bytes_per_s), 1.001, 0.0)
+
+
 def whole(request: str = "r1", blocks: int = 100, **fields: object) -> PlaceRequest:
     """A request for the first blocks of CHAIN and one more token."""
     return dataclasses.replace(

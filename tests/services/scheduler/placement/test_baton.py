@@ -9,7 +9,6 @@ import pytest
 from services.scheduler.core.flights import Flight, Flights, load_at, peak
 from services.scheduler.core.heat import Heat
 from services.scheduler.core.placement.weights import Weights
-from shared.costs import LinkCosts
 from shared.ids import Attempt, RequestId, WorkerId
 from shared.wire.requests import Placement, PlacementEnded, PlaceRequest, Refused, WorkerRef
 from shared.wire.workers import CostModel
@@ -19,6 +18,7 @@ from tests.services.scheduler.placement.scenes import (
     cluster,
     core,
     fresh,
+    links_carry,
     site,
     where,
     whole,
@@ -64,7 +64,7 @@ def test_blocks_come_from_the_pool_when_that_is_sooner() -> None:
     assert placement.fetch_blocks == 100 and placement.estimated_ttft_s < 0.1
     assert placement.fetch_from is not None and placement.fetch_from.worker == "kvpool-0"
     slow = cluster("baton", {"prefill-0": (0, 0.0)})
-    slow.world.learned.links._all = LinkCosts(0.001, 1e7)
+    links_carry(slow, 1e7)
     add(slow, "kvpool-0", holds=100)
     placement = placed(slow, whole(), 0.5)
     assert placement.fetch_blocks == 0 and placement.estimated_ttft_s == pytest.approx(1.611)
@@ -76,7 +76,7 @@ def test_blocks_come_from_the_pool_when_that_is_sooner() -> None:
 
 def test_a_fetch_overlaps_the_wait() -> None:
     machine = cluster("baton", {"prefill-0": (0, 1.0)}, peers=True)
-    machine.world.learned.links._all = LinkCosts(0.001, 5e7)
+    links_carry(machine, 5e7)
     add(machine, "kvpool-0", holds=100)
     placement = placed(machine, whole(), 0.5)
     assert placement.fetch_blocks == 100
@@ -91,7 +91,7 @@ def test_a_slow_link_keeps_a_short_turn_on_decode(bytes_per_s: float, route: str
     """OPT-13B on one GPU (13.1 MB a page), 16 streams, 64 new tokens after 1,500 that decode alone
     holds: local at 25 Gbit/s. (At 200 the published example goes remote by copying from decode.)"""
     machine = core("baton", split="baton_cost")
-    machine.world.learned.links._all = LinkCosts(0.001, bytes_per_s)
+    links_carry(machine, bytes_per_s)
     for name, holds in (("decode-0", 94), ("prefill-0", 0)):
         report = add(machine, name, holds=holds, cost=COSTS, running=16 * (holds > 0))
         machine.handle(dataclasses.replace(report, sequence=2, page_bytes=13_107_200), 0.1)

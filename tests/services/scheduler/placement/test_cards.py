@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from services.scheduler.core.machine import SchedulerMachine
-from shared.costs import LinkCosts
 from shared.ids import WorkerId
 from shared.wire.requests import PlacementEnded
 from tests.services.scheduler.builders import beat, placed
-from tests.services.scheduler.placement.scenes import add, cluster, core, fresh, where, whole
+from tests.services.scheduler.placement.scenes import (
+    add,
+    cluster,
+    core,
+    fresh,
+    links_carry,
+    where,
+    whole,
+)
 
 
 def test_who_waits_long_lends_its_blocks_to_who_is_idle() -> None:
@@ -18,7 +25,7 @@ def test_who_waits_long_lends_its_blocks_to_who_is_idle() -> None:
     assert placement.fetch_from is not None and placement.fetch_from.worker == "prefill-0"
     assert placement.estimated_ttft_s < 0.1
     slow = cluster("baton", workers)
-    slow.world.learned.links._all = LinkCosts(0.001, 1e6)
+    links_carry(slow, 1e6)
     assert where(placed(slow, whole(), 0.5)) == "prefill-0"
     idle = cluster("baton", {"prefill-0": (100, 0.0), "prefill-1": (0, 0.0)})
     placement = placed(idle, whole(), 0.5)
@@ -44,7 +51,7 @@ def test_nothing_is_copied_from_whom_it_cannot_be_copied() -> None:
 def test_pages_go_where_both_cards_are_free() -> None:
     """Engines are idle all along: who has to send or to receive for long is left alone."""
     machine = core("baton")
-    machine.world.learned.links._all = LinkCosts(0.001, 1e6)
+    links_carry(machine, 1e6)
     for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
         add(machine, name)
     seen = []
@@ -69,4 +76,4 @@ def test_a_card_that_is_free_before_the_prompt_is_computed_delays_nothing() -> N
 
 
 def _speed(machine: SchedulerMachine) -> float:
-    return machine.world.learned.links.of(WorkerId("decode-0")).bytes_per_s
+    return machine.world.learned.links.of(WorkerId("decode-0"), 0.0).bytes_per_s
