@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shared.checkpoint.checkpoint import Checkpoint
 from shared.checkpoint.geometry import page_layout
@@ -13,6 +13,10 @@ from shared.engine.hashchain import HashchainEngine
 from shared.engine.paced import Pace, PacedEngine
 from shared.errors import StartupError
 from shared.kv.layout import PageLayout
+
+if TYPE_CHECKING:
+    from shared.engine.parallel import ParallelEngine
+    from shared.engine.runner import TorchEngine
 
 BACKENDS: Final = ("torch", "hashchain")
 
@@ -62,16 +66,24 @@ def build_engine(
         if options.pace:
             return PacedEngine(checkpoint, layout, pages, Pace.parse(options.pace))
         return HashchainEngine(checkpoint, layout, pages)
+    engine: TorchEngine | ParallelEngine
     if options.ranks > 1:
-        return _parallel(checkpoint, device, layout, pages, options)
+        engine = _parallel(checkpoint, device, layout, pages, options)
+    else:
+        engine = _alone(checkpoint, device, layout, pages, options)
+    engine.record_graphs(options.graph_sequences)
+    return engine
+
+
+def _alone(
+    checkpoint: Checkpoint, device: str, layout: PageLayout, pages: int, options: EngineOptions
+) -> TorchEngine:
     # A hashchain worker never pays for loading torch.
     from shared.engine.runner import TorchEngine
     from shared.engine.tuning import HostSetup
 
     setup = HostSetup(options.threads, options.weights)
-    engine = TorchEngine.load(checkpoint, device, layout, pages, setup)
-    engine.record_graphs(options.graph_sequences)
-    return engine
+    return TorchEngine.load(checkpoint, device, layout, pages, setup)
 
 
 def engine_facts(engine: Engine) -> dict[str, object]:
@@ -88,7 +100,7 @@ def pool_layout(engine: Engine, ranks: int) -> str:
 
 def _parallel(
     checkpoint: Checkpoint, device: str, layout: PageLayout, pages: int, options: EngineOptions
-) -> Engine:
+) -> ParallelEngine:
     ranks = options.ranks
     from shared.engine.parallel import ParallelEngine
     from shared.engine.tuning import HostSetup

@@ -36,7 +36,9 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records with torch's CUDA graphs, all into one memory pool: one replay at a time."""
+    """Records with torch's CUDA graphs, all into one memory pool: one replay at a time. Sums of
+    ranks are recorded with the rest: all ranks record the same work at the same time, and replay
+    it so."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,7 +52,8 @@ class CudaRecorder:
                 work()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # NCCL's watchdog asks for events from a thread of its own, which must not end the capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = work()
 
         def replay() -> torch.Tensor:

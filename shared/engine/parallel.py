@@ -31,8 +31,8 @@ from shared.engine.device_pages import DevicePages
 from shared.engine.host_pages import HostPages
 from shared.engine.rank_devices import rank_devices
 from shared.engine.rank_group import RankGroup
-from shared.engine.rank_process import DONE, READY, UP
-from shared.engine.rank_wire import RankLink, RankOrder, pack_step
+from shared.engine.rank_process import DONE, READY, RECORDED, UP
+from shared.engine.rank_wire import RankLink, RankOrder, pack_recording, pack_step
 from shared.engine.runner import TorchEngine
 from shared.engine.sharded_pages import ShardedPages
 from shared.engine.tuning import HostSetup
@@ -138,6 +138,21 @@ class ParallelEngine:
         memory = ShardedPages(layout, [leader.pages, *others])
         return cls(leader, followers, memory, limits, layout)
 
+    def record_graphs(self, most_sequences: int) -> int:
+        """As `TorchEngine.record_graphs`, on all ranks at once: the sums are recorded with the
+        rest, so each records the same steps in the same order. Raises EngineError; then the other
+        ranks have ended."""
+        try:
+            for follower in self.followers:
+                follower.link.send(pack_recording(most_sequences))
+            count = self._leader.record_graphs(most_sequences)
+            for follower in self.followers:
+                _await_recorded(follower, count)
+        except EngineError:
+            self.close()
+            raise
+        return count
+
     @property
     def vocab_size(self) -> int:
         return self._limits.vocab
@@ -185,8 +200,11 @@ class ParallelEngine:
             tell(EngineLost(lost))
 
     def close(self) -> None:
-        """End the other ranks. Blocks for seconds at most."""
+        """End the other ranks, once. Blocks for seconds at most."""
+        if self._closing:
+            return
         self._closing = True
+        self._leader.forget_graphs()
         for follower in self.followers:
             follower.end.shutdown(socket.SHUT_RDWR)
             try:
@@ -272,6 +290,15 @@ def _await_done(follower: _Follower) -> None:
     answer = follower.link.receive()
     if answer != DONE:
         raise EngineError(f"tensor parallel rank {follower.rank} failed: {_reason(answer)}")
+
+
+def _await_recorded(follower: _Follower, count: int) -> None:
+    answer, name = follower.link.receive(), f"tensor parallel rank {follower.rank}"
+    told = answer.get(RECORDED) if isinstance(answer, dict) else None
+    if told is None:
+        raise EngineError(f"{name} cannot record: {_reason(answer)}")
+    if told != count:
+        raise EngineError(f"{name} recorded {told} steps, rank 0 {count}: they would wait for ever")
 
 
 def _reason(answer: object) -> object:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from typing import Final
 
 from shared.checkpoint.geometry import page_layout
@@ -19,7 +20,7 @@ from shared.checkpoint.opening import open_checkpoint
 from shared.engine.device_handles import lend
 from shared.engine.device_pages import DevicePages
 from shared.engine.rank_group import RankGroup
-from shared.engine.rank_wire import RankLink, RankOrder, unpack_step
+from shared.engine.rank_wire import RankLink, RankOrder, unpack_recording, unpack_step
 from shared.engine.runner import TorchEngine
 from shared.engine.tuning import HostSetup
 from shared.errors import BatonError, EngineError
@@ -27,6 +28,7 @@ from shared.errors import BatonError, EngineError
 UP: Final = "up"
 READY: Final = "ready"
 DONE: Final = "done"
+RECORDED: Final = "recorded"
 
 
 def main() -> None:
@@ -34,6 +36,12 @@ def main() -> None:
     # The terminal's Ctrl-C reaches the whole group; rank 0 decides when this ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = RankLink(socket.socket(fileno=socket_fd))
+    threading.Thread(target=_end_with_rank_0, args=(link,), daemon=True).start()
+    serve(link, pages_fd)
+
+
+def serve(link: RankLink, pages_fd: int) -> None:
+    """Load and say so, then do what rank 0 sends."""
     try:
         engine = _load(link, pages_fd)
         pages = lend(engine.pages) if isinstance(engine.pages, DevicePages) else None
@@ -45,18 +53,32 @@ def main() -> None:
 
 
 def follow(engine: TorchEngine, link: RankLink) -> None:
-    """Step after step until rank 0 goes or a step fails."""
+    """Step after step, or recordings of steps, until rank 0 goes or one fails."""
     while True:
         try:
             message = link.receive()
         except EngineError:
             return
         try:
-            engine.follow(unpack_step(message))
+            answer = _obeyed(engine, message)
         except EngineError as error:
             link.send({"error": error.message})
             return
-        link.send(DONE)
+        link.send(answer)
+
+
+def _obeyed(engine: TorchEngine, message: object) -> object:
+    sequences = unpack_recording(message)
+    if sequences is not None:
+        return {RECORDED: engine.record_graphs(sequences)}
+    engine.follow(unpack_step(message))
+    return DONE
+
+
+def _end_with_rank_0(link: RankLink) -> None:
+    """Also amid a step: a recorded sum waits for its peers for ever."""
+    link.wait_for_end()
+    os._exit(0)
 
 
 def _load(link: RankLink, pages_fd: int) -> TorchEngine:

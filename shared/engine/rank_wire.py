@@ -1,11 +1,13 @@
 """What rank 0 and its followers tell each other: JSON behind a length, over a socket pair.
 
     4 bytes: length | JSON        step: [[tokens, start, page table, whether it draws], …]
+                                  recording: {"record": most sequences}
 The follower needs no sampling parameters: only rank 0 draws.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from shared.errors import EngineError
 from shared.ids import PageId
 
 _MAX_BYTES: Final = 256 << 20
+_RECORD: Final = "record"
 _DRAWS: Final = Draw(temperature=0.0, top_p=1.0, seed=0, position=0)
 
 
@@ -60,6 +63,12 @@ class RankLink:
     def close(self) -> None:
         self._end.close()
 
+    def wait_for_end(self) -> None:
+        """Returns once the other end is gone, whatever it sent before."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLRDHUP)
+        poll.poll()
+
     def _exactly(self, size: int) -> bytes:
         parts: list[bytes] = []
         while size:
@@ -76,6 +85,21 @@ class RankLink:
 
 def pack_step(items: Sequence[StepItem]) -> list[object]:
     return [[item.tokens, item.start, item.page_table, item.draw is not None] for item in items]
+
+
+def pack_recording(most_sequences: int) -> dict[str, int]:
+    return {_RECORD: most_sequences}
+
+
+def unpack_recording(message: object) -> int | None:
+    """How many sequences the largest recorded step has; None where the message is a step. Raises
+    EngineError."""
+    if not isinstance(message, dict):
+        return None
+    sequences = message.get(_RECORD)
+    if not isinstance(sequences, int) or len(message) != 1:
+        raise EngineError("a rank was sent something that is no recording")
+    return sequences
 
 
 def unpack_step(message: object) -> list[StepItem]:

@@ -113,7 +113,8 @@ class TorchEngine:
 
     def record_graphs(self, most_sequences: int) -> int:
         """Record decode steps of up to so many sequences, where the device has graphs; overwrites
-        page 0. How many were recorded. Raises EngineError."""
+        page 0. How many were recorded. Ranks of one model do so together. Raises EngineError."""
+        self._enter()
         layout = self._kv.layout
         context = min(self.context_tokens, self._pages.pages * layout.block_tokens)
         plan = graph_plan(most_sequences, context, layout.block_tokens)
@@ -126,6 +127,10 @@ class TorchEngine:
             raise EngineError(f"decode steps cannot be recorded: {error}") from error
         self._graphs = graphs
         return len(graphs.shapes)
+
+    def forget_graphs(self) -> None:
+        """Steps run as they are from now on. Recorded sums hold on to the group of their ranks."""
+        self._graphs = None
 
     @property
     def matrix_bytes(self) -> int:
@@ -175,7 +180,7 @@ class TorchEngine:
         self._enter()
         try:
             with torch.inference_mode():
-                self._logits(items)
+                self._computed(items)
             self._settle()
         except RuntimeError as error:
             raise EngineError(f"engine step failed: {error}") from error
@@ -203,14 +208,18 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _run(self, items: Sequence[StepItem]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        logits = None if self._graphs is None else self._graphs.logits(items)
-        if logits is None:
-            logits = self._logits(items)
+        logits = self._computed(items)
         draws = [item.draw for item in items if item.draw is not None]
         tokens = (self._kernels.sample if self._kernels else sample)(logits, draws)
         told = score(logits, draws, tokens)
         self._settle()
         return tokens, told
+
+    def _computed(self, items: Sequence[StepItem]) -> torch.Tensor:
+        """By a recorded step where one holds it; all ranks find the same one, or none."""
+        graphs = self._graphs
+        recorded = None if graphs is None else graphs.logits(items)
+        return self._logits(items) if recorded is None else recorded
 
     def _logits(self, items: Sequence[StepItem]) -> torch.Tensor:
         return self._model.forward(step_inputs(self._kv, items), self._planned(items))

@@ -1,4 +1,5 @@
 """A stand-in for CUDA graphs: what ran on tensors is kept and run again, the Python between is not.
+One a thread.
 
 Whatever a graph would freeze is frozen here: addresses, shapes, numbers that the host computed.
 What a graph cannot record is refused: a value that is read back, numbers that the host brings.
@@ -34,17 +35,22 @@ class Tape(TorchDispatchMode):
         self._steps: list[Callable[[], object]] = []
         self.launches: list[str] = []
         """Names of the kernels of the last recording."""
+        self.replays = 0
         plain = InterpretedFunction.run
 
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            if _get_current_dispatch_mode() is not self:
-                return plain(kernel, *args, **kwargs)
-            self.launches.append(kernel.fn.__name__)
-            self._steps.append(lambda: plain(kernel, *args, **kwargs))
-            with _disable_current_modes():
-                return plain(kernel, *args, **kwargs)
+            return self.launched(kernel.fn.__name__, lambda: plain(kernel, *args, **kwargs))
 
         monkeypatch.setattr(InterpretedFunction, "run", run)
+
+    def launched(self, name: str, launch: Callable[[], Any]) -> Any:
+        """Do what is no operation of torch, and keep it while recording."""
+        if _get_current_dispatch_mode() is not self:
+            return launch()
+        self.launches.append(name)
+        self._steps.append(launch)
+        with _disable_current_modes():
+            return launch()
 
     def record(self, work: Callable[[], torch.Tensor]) -> Replay:
         work()
@@ -54,6 +60,7 @@ class Tape(TorchDispatchMode):
             result = work()
 
         def replay() -> torch.Tensor:
+            self.replays += 1
             for step in steps:
                 step()
             return result

@@ -119,7 +119,7 @@ def test_a_fused_step_gives_the_same_bits(checkpoint: Checkpoint) -> None:
     assert torch.equal(one.logits(items), serial)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_recorded_step_is_replayed_without_the_host(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

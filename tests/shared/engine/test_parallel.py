@@ -59,6 +59,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.fixture(scope="module")
 def pair(checkpoint: Checkpoint) -> Iterator[tuple[ParallelEngine, TorchEngine]]:
     two = parallel(checkpoint)
+    assert two.record_graphs(4) == 0, "processors have no graphs"
     yield two, alone(checkpoint)
     two.close()
 
