@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.paged_attention import reference
 from shared.checkpoint import Checkpoint, open_checkpoint
 from shared.checkpoint.geometry import page_layout
 from shared.engine.attention_rules import AttentionRules
@@ -148,7 +149,8 @@ def test_a_recorded_step_is_replayed_without_the_host(
 
 @pytest.mark.parametrize("lengths", [(5, 36, 37), (38, 600, 700)], ids=str)
 def test_fixed_tables_give_the_bits_of_planned_ones(lengths: tuple[int, ...]) -> None:
-    """In layers of each window, on both sides of it, over one split or several."""
+    """In layers of each window, on both sides of it, over one split or several; and the right
+    ones."""
     layout = PageLayout(layers=3, kv_heads=1, head_dim=16, block_tokens=BLOCK, dtype="float32")
     memory = torch.zeros((96, layout.page_bytes), dtype=torch.uint8)
     kv, chance = PagedKv(memory, layout), torch.Generator().manual_seed(3)
@@ -162,12 +164,14 @@ def test_fixed_tables_give_the_bits_of_planned_ones(lengths: tuple[int, ...]) ->
     fixed.fill([items[0]] * 3)
     fixed.fill(items)
     planned, queries = DeviceAttention(kv, items, rules), torch.randn(3, 2, 16, generator=chance)
-    found = [fixed.attend(layer, queries) for layer in range(3)]
-    assert all(torch.equal(one, planned.attend(layer, queries)) for layer, one in enumerate(found))
-    beyond = [length > 37 for length in lengths]
-    near = AttentionRules(heads=2, scale=0.3, cap=2.0)
-    unseen = DeviceAttention(kv, items, near).attend(0, queries)
-    assert (found[0] != unseen).any(-1).any(-1).tolist() == beyond
+    for layer, window in enumerate(rules.windows):
+        found = fixed.attend(layer, queries)
+        assert torch.equal(found, planned.attend(layer, queries))
+        for row, item in enumerate(items):
+            pages, seen = torch.tensor(item.page_table), (item.start, 0.3, window or None, 2.0)
+            query = queries[row : row + 1].double()
+            wanted = reference.attend(query, kv.cells[:, layer], pages, *seen)[0].float()
+            torch.testing.assert_close(found[row], wanted, rtol=1e-5, atol=1e-5)
 
 
 def draws(**fields: float) -> list[Draw]:
