@@ -4,18 +4,15 @@ simulator's attainment with everything off that it lacks.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from loadgen import arrivals
 from loadgen.sim.fleet import plan, roofline
 from loadgen.sim.fleet.callers import Row
 from loadgen.sim.fleet.design import Design, Link
 from loadgen.sim.fleet.figures import Slo, summarise
 from loadgen.sim.fleet.fleet import Fleet
-from loadgen.sim.fleet.goodput import Draw
 from loadgen.sim.fleet.prices import PRICES, Price
 from loadgen.tables.claim import (
     Claim,
@@ -29,52 +26,11 @@ from loadgen.tables.claim import (
     pausing,
     per_gpu,
 )
-from loadgen.workloads.prefixes import log_normal
-from loadgen.workloads.request import Request, Workload, build
+from loadgen.tables.dialogues import HUMANEVAL, LONGBENCH, SHAREGPT, Lengths, drawn
+from loadgen.workloads.request import Workload
 
-_MOST: Final = 2_048
-"""Positions of OPT: longer dialogues were cut."""
 _STRIDE: Final = 4
 _CHUNK: Final = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Published means of prompt and output, and our guess at their spread (deviation / mean)."""
-
-    name: str
-    prompt: float
-    output: float
-    prompt_spread: float
-    output_spread: float
-
-
-SHAREGPT: Final = Lengths("ShareGPT", 755.5, 200.3, 0.3, 1.0)
-"""The spread of prompts is inferred: of 66B on vLLM, their simulator gives 96.8 % within 0.4 s at
-the lowest rate, so hardly 3 % of prompts have more than the 1,290 tokens that take so long."""
-HUMANEVAL: Final = Lengths("HumanEval", 171.3, 98.2, 0.5, 0.5)
-LONGBENCH: Final = Lengths("LongBench", 1_738.3, 90.7, 0.3, 0.3)
-
-
-def drawn(kind: Lengths, count: int, seed: int = 1) -> Draw:
-    """Log-normal lengths of these moments, prompt and answer within the model's positions."""
-    chance = random.Random(f"lengths:{kind.name}:{seed}")
-    pairs = []
-    for _ in range(count):
-        output = log_normal(chance, kind.output, kind.output * kind.output_spread)
-        output = min(_MOST // 2, output)
-        prompt = log_normal(chance, kind.prompt, kind.prompt * kind.prompt_spread)
-        pairs.append((max(4, min(prompt, _MOST - output)), max(2, output)))
-
-    def draw(rate_per_s: float) -> Workload:
-        times = arrivals.poisson(rate_per_s, count, seed)
-        rows = (
-            Request(at_s=at_s, prompt_tokens=prompt, output_tokens=output)
-            for at_s, (prompt, output) in zip(times, pairs, strict=True)
-        )
-        return build(kind.name, 64, rows)
-
-    return draw
 
 
 # -- goodput against whole-prompt batching -----------------------------------------------------
@@ -288,7 +244,7 @@ def _attainment(design: Design, workload: Workload) -> float:
 
 def _crosscheck(setting: Setting) -> Iterator[Line]:
     """Rates are those of one vLLM worker of 4 GPUs, and of one pair of 8."""
-    draw = drawn(SHAREGPT, setting.count(200))
+    draw = drawn(SHAREGPT, setting.count(800))
     nothing = Link(bytes_per_s=1e15, setup_s=0.0)
     old, own = _off(PRICES["vllm-opt-66b:tp4"]), _off(PRICES["opt-66b:tp4"])
     decode = _off(roofline.find("opt-66b:tp2pp2"))

@@ -14,7 +14,7 @@ from loadgen.sim.fleet.fleet import Fleet
 from loadgen.sim.fleet.goodput import Goodput
 from loadgen.sim.fleet.plan import Choice
 from loadgen.sim.fleet.prices import PRICES
-from loadgen.tables import claim, distserve, lecture, mooncake, preble, regions
+from loadgen.tables import claim, dialogues, distserve, lecture, mooncake, preble, regions
 from loadgen.tables.claim import Verdict, colocated, lengths, pair
 from loadgen.workloads.prefixes import PREBLE
 from loadgen.workloads.request import Request, build
@@ -68,7 +68,7 @@ def test_a_whole_prompt_stretches_a_step_more_than_chunks_and_those_more_than_tw
 
 
 def test_drawn_lengths_have_the_published_means_and_fit() -> None:
-    rows = distserve.drawn(distserve.SHAREGPT, 2_000)(1.0).requests
+    rows = dialogues.drawn(dialogues.SHAREGPT, 2_000)(1.0).requests
     prompts, outputs = [r.prompt_tokens for r in rows], [r.output_tokens for r in rows]
     # Cutting to the model's positions takes from the tail.
     assert sum(prompts) / len(rows) == pytest.approx(755.5, rel=0.2)
