@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 _ROOMS: Final = ("services.", "shared.")
 _GUARDS: Final = ("__init__", "__setattr__", "__delattr__")
@@ -62,24 +62,10 @@ def _simple(kind: type) -> bool:
 
 @cache
 def _storing(kind: type) -> Callable[..., None]:
-    """The same `__init__` with plain stores."""
-    fields = dataclasses.fields(kind)
-    names: dict[str, Any] = {
-        f"_{field.name}": field.default
-        for field in fields
-        if field.default is not dataclasses.MISSING
-    }
-
-    def taken(by_name: bool) -> list[str]:
-        return [
-            f"{field.name}=_{field.name}" if f"_{field.name}" in names else field.name
-            for field in fields
-            if field.kw_only is by_name
-        ]
-
-    by_name = taken(True)
-    head = ", ".join(["self", *taken(False), *(["*", *by_name] if by_name else [])])
-    body = [f" self.{field.name} = {field.name}" for field in fields] or [" pass"]
-    exec("\n".join([f"def __init__({head}):", *body]), names)
-    init: Callable[..., None] = names["__init__"]
+    """The `__init__` that it would have if it were not frozen."""
+    fields = [
+        (field.name, field.type, dataclasses.field(default=field.default, kw_only=field.kw_only))
+        for field in dataclasses.fields(kind)
+    ]
+    init: Callable[..., None] = vars(dataclasses.make_dataclass("_Plain", fields))["__init__"]
     return init
