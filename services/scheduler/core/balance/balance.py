@@ -90,9 +90,9 @@ class Balance:
 
     def heard(self, beat: Heartbeat) -> None:
         """A worker reported."""
-        steps = [step.seconds for step in beat.steps if step.sequences > 0]
         if self.settings.mode == "off" or beat.role != "decode":
             return
+        steps = [step.seconds for step in beat.steps if step.sequences > 0]
         if beat.load.running_sequences == 0:
             self._steps_s.pop(beat.worker, None)
         elif steps and all(map(math.isfinite, steps)):

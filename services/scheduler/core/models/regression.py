@@ -52,7 +52,7 @@ class FactorFit:
 
     def predict(self, parts: Sequence[float]) -> float:
         """Seconds."""
-        return sum(factor * part for factor, part in zip(self.factors, parts, strict=True))
+        return sum([factor * part for factor, part in zip(self.factors, parts, strict=True)])
 
     def loosen(self) -> None:
         """The world has changed: the next samples count more."""
@@ -71,18 +71,19 @@ class FactorFit:
         return cut
 
     def _learn(self, x: list[float], residual: float) -> None:
-        size = range(len(x))
-        px = [sum(self._variance[i][j] * x[j] for j in size) for i in size]
-        scale = FORGETTING + sum(x[i] * px[i] for i in size)
+        size, variance = range(len(x)), self._variance
+        px = [sum([v * part for v, part in zip(row, x, strict=True)]) for row in variance]
+        scale = FORGETTING + sum([part * p for part, p in zip(x, px, strict=True)])
         for i in size:
             low, high = self._bounds[i]
             moved = self.factors[i] + px[i] / scale * residual
             self.factors[i] = max(low, min(high, moved))
         for i in size:
-            for j in size:
-                left = (self._variance[i][j] - px[i] * px[j] / scale) / FORGETTING
-                self._variance[i][j] = max(-_MOST_VARIANCE, min(_MOST_VARIANCE, left))
-        if max(self._variance[i][i] for i in size) >= _MOST_VARIANCE:
+            for j in range(i + 1):
+                left = (variance[i][j] - px[i] * px[j] / scale) / FORGETTING
+                left = max(-_MOST_VARIANCE, min(_MOST_VARIANCE, left))
+                variance[i][j] = variance[j][i] = left
+        if max([variance[i][i] for i in size]) >= _MOST_VARIANCE:
             self._reset()
 
     def _reset(self) -> None:
