@@ -5,9 +5,9 @@ Knows nothing of what an event does.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 
 class EventHeap:
@@ -23,14 +23,17 @@ class EventHeap:
     def at(self, when_s: float, call: Callable[[], None]) -> None:
         """Call at an instant; one that has passed means next."""
         self._number += 1
-        heapq.heappush(self._heap, (max(when_s, self.now_s), self._number, call))
+        now_s = self.now_s
+        heappush(self._heap, (when_s if when_s > now_s else now_s, self._number, call))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        self.at(self.now_s + delay_s, call)
+        self._number += 1
+        when_s = self.now_s + delay_s if delay_s > 0.0 else self.now_s
+        heappush(self._heap, (when_s, self._number, call))
 
     def next(self) -> None:
         """Make the next call. Raises IndexError when there is none."""
-        self.now_s, _, call = heapq.heappop(self._heap)
+        self.now_s, _, call = heappop(self._heap)
         self.calls += 1
         call()
 

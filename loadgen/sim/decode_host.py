@@ -105,7 +105,7 @@ class DecodeHost(Worker):
     @property
     def at_work(self) -> bool:
         machine = self.machine
-        return machine is not None and not (machine.idle and self.cache.counts().leases == 0)
+        return machine is not None and not (machine.idle and not machine.offering.open)
 
     def leftovers(self) -> list[str]:
         if self.machine is None:
@@ -309,7 +309,7 @@ class DecodeHost(Worker):
         bus.request(self, subject, message, self._headers(), limit_s, answered)
 
     def _headers(self) -> Headers:
-        return Headers(epoch=self.membership.epoch)
+        return self.membership.headers
 
 
 def _uncommitted(sequence: Sequenced) -> bool:

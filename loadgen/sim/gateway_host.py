@@ -251,8 +251,7 @@ class GatewayHost(Process):
 
     def _ask(self, subject: str, message: Message, answered: Callable[[Answer], None]) -> None:
         bus, limit_s = self.scene.bus, self.scene.pace.answer_s
-        headers = Headers(epoch=self.membership.epoch)
-        bus.request(self, subject, message, headers, limit_s, answered)
+        bus.request(self, subject, message, self.membership.headers, limit_s, answered)
 
     def _silence(self, answer: Answer) -> ev.Silence:
         match answer:

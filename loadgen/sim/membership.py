@@ -68,6 +68,8 @@ class Membership:
         self._report = report
         self._joined = joined
         self._journal = BlockJournal(self.worker, traits.tier, report)
+        self.headers = Headers(epoch=self._journal.epoch)
+        """Of what this incarnation sends: its epoch."""
         self._beats = 0
         self._peers_lost: set[WorkerId] = set()
         self._leader = Leader()
@@ -125,6 +127,7 @@ class Membership:
         if self.epoch:
             return
         self._journal.epoch = answer.epoch
+        self.headers = Headers(epoch=answer.epoch)
         self._leader.accepts(answer.leader_epoch, self._process.now())
         if self._process.role != "gateway":
             subject = subjects.snapshot(self._process.role, self.worker)
@@ -146,7 +149,7 @@ class Membership:
 
     def _publish(self, subject: str, message: Message) -> None:
         process = self._process
-        process.scene.bus.publish(process, subject, message, Headers(epoch=self.epoch))
+        process.scene.bus.publish(process, subject, message, self.headers)
 
     def _answer_snapshot(self, message: Message, _: Headers, respond: Respond) -> None:
         if not isinstance(message, SnapshotRequest):

@@ -85,7 +85,7 @@ class PrefillHost(Worker):
     @property
     def at_work(self) -> bool:
         machine = self.machine
-        return machine is not None and not (machine.idle and self.cache.counts().leases == 0)
+        return machine is not None and not machine.idle
 
     def leftovers(self) -> list[str]:
         if self.machine is None:
@@ -284,7 +284,7 @@ class PrefillHost(Worker):
         self.scene.plane.read(self, ask, ended)
 
     def _headers(self) -> Headers:
-        return Headers(epoch=self.membership.epoch)
+        return self.membership.headers
 
     def _publish(self, subject: str, message: Message) -> None:
         self.scene.bus.publish(self, subject, message, self._headers())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from loadgen.sim.judge import Violation
@@ -92,7 +93,7 @@ class Process(ABC):
         self.scene.heap.after(0.0, self.guarded(call))
 
     def guarded(self, call: Callable[[], None]) -> Callable[[], None]:
-        return lambda: self.enter(call)
+        return partial(self.enter, call)
 
     def enter(self, call: Callable[[], None]) -> None:
         """Run something in this process: now, after the pause, or never."""
@@ -119,7 +120,7 @@ class Process(ABC):
         if not self.alive:
             return
         if not self.scene.watched:
-            for action in self.handle(event, self.now()):
+            for action in self.handle(event, self._clock.now(self._heap.now_s)):
                 self.perform(action)
             return
         cut = self.scene.cuts.next(self.name)

@@ -42,10 +42,10 @@ class DirectBus(Bus):
         heap = self._scene.heap
 
         def respond(reply: Message) -> None:
-            heap.after(HOP_S, process.guarded(lambda: done(reply)))
+            heap.after(HOP_S, process.guarded(partial(done, reply)))
 
         if not self._pass(subject, message, headers, respond):
-            heap.after(HOP_S, process.guarded(lambda: done(Silence.NO_RESPONDER)))
+            heap.after(HOP_S, process.guarded(partial(done, Silence.NO_RESPONDER)))
 
     def exchange(
         self,
