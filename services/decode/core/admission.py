@@ -77,6 +77,11 @@ class Admission:
         self.placement_sequence = 0
 
     @property
+    def queued(self) -> int:
+        """How many jobs hold nothing yet."""
+        return len(self._waiting)
+
+    @property
     def waiting(self) -> tuple[Sequence, ...]:
         """Jobs that hold nothing yet."""
         return tuple(entry.sequence for entry in self._waiting)
@@ -284,7 +289,7 @@ class Admission:
         longest = len(job.tokens) + job.sampling.max_tokens
         if longest > rules.context_tokens:
             return Refused(Code.CONTEXT_LENGTH_EXCEEDED.value, "longer than the model's context")
-        if pages_for(longest - 1, rules.block_tokens) > self._desk.cache.counts().total:
+        if pages_for(longest - 1, rules.block_tokens) > self._desk.pages:
             return Refused(Code.KV_PAGES_EXHAUSTED.value, "this job can never fit here")
         if len(self._waiting) >= rules.queue_limit:
             return Refused(Code.QUEUE_FULL.value, "too many jobs wait here", _RETRY_S)

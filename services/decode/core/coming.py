@@ -20,6 +20,8 @@ class Coming:
         self._by_block: dict[BlockHash, int] = {}
         self._blocks: dict[int, tuple[BlockHash, ...]] = {}
         self._waiting: dict[int, list[tuple[Sequence, int]]] = {}
+        self._seen = 0
+        """Pulls that were over when it was last asked for them."""
 
     def begin(self, pull: int, blocks: tuple[BlockHash, ...]) -> None:
         """This pull brings these blocks."""
@@ -38,8 +40,9 @@ class Coming:
 
     def over(self) -> Iterator[tuple[int, list[tuple[Sequence, int]]]]:
         """Pulls that are over, once each, with those who waited and for which positions."""
-        if not self._blocks:
+        if self._seen == self._pulls.over:
             return
+        self._seen = self._pulls.over
         for pull in [pull for pull in self._blocks if not self._reading(pull, None)]:
             for block in self._blocks.pop(pull):
                 if self._by_block.get(block) == pull:

@@ -30,6 +30,11 @@ class Desk:
     out: list[Action] = field(default_factory=list)
     sealing: set[BlockHash] = field(default_factory=set)
     """Blocks that were computed here and wait for their checksum."""
+    pages: int = field(init=False)
+    """Of the worker, in whatever state."""
+
+    def __post_init__(self) -> None:
+        self.pages = self.cache.counts().total
 
     def find(self, request: RequestId, attempt: Attempt) -> Sequence | None:
         """The live sequence of exactly this attempt."""

@@ -39,7 +39,7 @@ def _check_order(machine: DecodeMachine) -> None:
     _require(passed <= BYPASS_LIMIT, f"a job was passed {passed} times")
     quantile = machine.forecast.quantile
     _require(0.0 < quantile < 1.0, f"a forecast by the quantile {quantile}")
-    peak, total = machine.forecast.peak_pages(), machine.desk.cache.counts().total
+    peak, total = machine.forecast.peak_pages(), machine.desk.pages
     held = {p.page for s in machine.desk.sequences.values() for p in s.pages if p is not None}
     _require(peak >= len(held), f"{len(held)} pages are held beyond the peak of {peak}")
     _require(len(held) <= total, f"{len(held)} of {total} pages are held")

@@ -90,9 +90,8 @@ class DecodeMachine:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits, or is still on its way out."""
-        busy = self.desk.sequences or self.admission.waiting or self.leases.releasing
-        working = self.stepping.running or self.pulls.reading or self.sealing.pending
-        return not busy and not working
+        busy = self.desk.sequences or self.admission.queued or self.leases.releasing
+        return not (busy or self.stepping.running or self.pulls.reading or self.sealing.pending)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Apply one event; what is to be done, in order. Raises TypeError for an object that is

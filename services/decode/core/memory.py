@@ -33,8 +33,10 @@ class Memory:
         """Whether the next block that it lacks is about to be found in the cache: then it would
         compute in vain what another sequence has just computed."""
         sequence.name_blocks()
+        if not self._desk.sealing:
+            return False
         names = sequence.names[: self.reusable_blocks(sequence)]
-        found = self._cache.peek(names) if self._desk.sealing else len(names)
+        found = self._cache.peek(names)
         return found < len(names) and names[found] in self._desk.sealing
 
     def can_reserve(self, sequence: Sequence, without: Run[Sequence] = ()) -> bool:
@@ -53,8 +55,7 @@ class Memory:
         granted = self._grant(self.wanted_pages(sequence) - len(held), 0)
         if granted is None:
             raise AssertionError(f"no pages where there was room for {sequence.key}")
-        for position, page in enumerate((*held, *granted)):
-            sequence.set_page(position, page)
+        sequence.set_pages((*held, *granted))
         sequence.sealed = len(held)
         sequence.kv_tokens = len(held) * sequence.block_tokens
         return True
@@ -189,7 +190,7 @@ class Memory:
         freed = len(_pages(others) - _pages(staying)) if without else 0
         need = self.wanted_pages(sequence)
         room = self._cache.available + freed - self._headroom(staying)
-        if room < need - self._cache.peek(names):
+        if room < need and room < need - self._cache.peek(names):
             return None
         before = self._cache.available
         held = self._cache.match(names)

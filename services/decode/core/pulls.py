@@ -41,6 +41,8 @@ class Pulls:
     def __init__(self) -> None:
         self._pulls: dict[int, PullState] = {}
         self._last = 0
+        self.over = 0
+        """How many were removed or abandoned so far."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -50,6 +52,8 @@ class Pulls:
 
     @property
     def reading(self) -> int:
+        if not self._pulls:
+            return 0
         return sum(1 for pull in self._pulls.values() if pull.verify_s is None)
 
     def next_number(self) -> int:
@@ -70,6 +74,7 @@ class Pulls:
 
     def remove(self, number: int) -> None:
         self._pulls.pop(number, None)
+        self.over += 1
 
     def abandon(self, sequence: Sequence) -> list[PageId]:
         """The sequence ended. Pages that an unfinished read may still write: they must not be
@@ -78,6 +83,7 @@ class Pulls:
         for pull in list(self._pulls.values()):
             if pull.sequence is not sequence:
                 continue
+            self.over += 1
             if pull.verify_s is None:
                 pull.orphan = True
                 writing.extend(page.page for page in pull.targets)

@@ -20,7 +20,7 @@ def load(machine: DecodeMachine, cost: CostModel) -> WorkerLoad:
         queued_tokens=sum(sequence.open_tokens() for sequence in ahead),
         running_sequences=len(sequences) - len(parked),
         work_left_s=sum(_seconds(s, cost, machine.desk.rules.step_tokens) for s in ahead),
-        pages_total=cache.counts().total,
+        pages_total=machine.desk.pages,
         pages_free=cache.available,
         placement_sequence=machine.admission.placement_sequence,
     )

@@ -35,7 +35,7 @@ class Sealing:
 
     @property
     def pending(self) -> int:
-        return sum(len(batch) for batch in self._waiting.values())
+        return sum(map(len, self._waiting.values()))
 
     def references(self) -> Counter[PageId]:
         """References that waiting seals hold, for `check`."""

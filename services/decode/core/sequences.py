@@ -6,6 +6,7 @@ Knows neither the cache nor the engine; others grant pages and compute.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -205,6 +206,11 @@ class Sequence:
         while len(self.pages) <= position:
             self.pages.append(None)
         self.pages[position] = page
+        self._table = None
+
+    def set_pages(self, pages: Run[HeldPage]) -> None:
+        """From the first position on."""
+        self.pages[: len(pages)] = pages
         self._table = None
 
     def take_pages(self) -> list[HeldPage]:

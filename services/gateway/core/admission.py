@@ -70,8 +70,9 @@ class Admission:
 
     def started(self, request: RequestId) -> None:
         """The first token came: its prompt no longer waits."""
-        self._waiting_tokens -= self._open.get(request, 0)
-        if request in self._open:
+        waiting = self._open.get(request, 0)
+        if waiting:
+            self._waiting_tokens -= waiting
             self._open[request] = 0
 
     def ended(self, request: RequestId, now: float) -> None:

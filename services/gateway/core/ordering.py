@@ -83,14 +83,11 @@ class TokenOrder:
         refusal = self._refusal(attempt, entry)
         if refusal is not None:
             return Taken(dropped=refusal)
-        if index > self.next_index:
+        if index > len(self._emitted):
             return self._keep(entry)
         fresh, told = self._apply(entry)
-        while self._finish is None and (ready := self._next_pending()) is not None:
-            more, more_told = self._apply(ready)
-            fresh, told = fresh + more, told + more_told
-        if self._finish is not None:
-            self._pending.clear()
+        if self._pending:
+            fresh, told = self._with_pending(fresh, told)
         if not fresh and self._finish is None:
             return Taken(dropped="duplicate" if token_ids else None)
         return Taken(fresh, self._finish, told)
@@ -122,15 +119,27 @@ class TokenOrder:
 
     def _apply(self, entry: _Entry) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
         """Append the unseen tail of an entry that touches the end of the stream."""
-        end = entry.index + len(entry.token_ids)
-        unseen = slice(self.next_index - entry.index, None) if end > self.next_index else slice(0)
+        end, start = entry.index + len(entry.token_ids), len(self._emitted)
+        unseen = slice(start - entry.index, None) if end > start else slice(0)
         fresh = entry.token_ids[unseen]
         self._emitted.extend(fresh)
-        if entry.finish is not None and end == self.next_index:
+        stop = start + len(fresh)
+        if entry.finish is not None and end == stop:
             self._finish = entry.finish
-        elif self.next_index == self._limit:
+        elif stop == self._limit:
             self._finish = "length"
         return fresh, entry.logprobs[unseen]
+
+    def _with_pending(
+        self, fresh: tuple[int, ...], told: tuple[TokenLogprobs, ...]
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        """What waited for these goes after them."""
+        while self._finish is None and (ready := self._next_pending()) is not None:
+            more, more_told = self._apply(ready)
+            fresh, told = fresh + more, told + more_told
+        if self._finish is not None:
+            self._pending.clear()
+        return fresh, told
 
     def _next_pending(self) -> _Entry | None:
         for index in sorted(self._pending):

@@ -139,7 +139,7 @@ def _refusal(state: State, order: PrefillJob) -> Refused | None:
         return Refused(Code.CONTEXT_LENGTH_EXCEEDED, "the prompt is longer than the context")
     if order.deadline_s <= 0:
         return Refused(Code.DEADLINE_EXCEEDED, "no time is left")
-    if -(-len(order.tokens) // limits.block_tokens) > state.cache.counts().total:
+    if -(-len(order.tokens) // limits.block_tokens) > state.pages:
         return Refused(Code.KV_PAGES_EXHAUSTED, "the prompt can never fit")
     if state.jobs.count(Phase.QUEUED) >= limits.queue_limit:
         wait_s = min(30.0, max(1.0, work_left_s(state)))
@@ -170,7 +170,8 @@ def _open(state: State, event: JobArrived, now: float) -> None:
 
 def _take_pages(state: State, job: Job, now: float) -> bool:
     """All pages of the prompt, cached ones first; or nothing."""
-    if job.prompt_pages - state.cache.peek(job.reusable) > state.cache.available:
+    short = job.prompt_pages - state.cache.available
+    if short > 0 and short > state.cache.peek(job.reusable):
         return False
     cached = state.cache.match(job.reusable)
     fresh = state.cache.grant(job.prompt_pages - len(cached))

@@ -38,7 +38,7 @@ def share(state: State, job: Job, now: float) -> None:
     pages = job.pages[job.shared : job.sealed]
     state.cache.lease(job.lease, job.ticket, page_ids(pages), now, state.limits.lease_s)
     job.shared = job.sealed
-    refs = tuple(_ref(job, position) for position in positions)
+    refs = tuple([_ref(job, position) for position in positions])
     for at in range(0, len(refs), _MESSAGE_PAGES):
         final = at + _MESSAGE_PAGES >= len(refs)
         part = refs[at : at + _MESSAGE_PAGES]

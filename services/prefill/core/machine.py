@@ -230,7 +230,7 @@ class Machine:
             queued_tokens=sum(job.left_tokens for job in (*queued, *running)),
             running_sequences=len(running),
             work_left_s=step_left_s + admission.work_left_s(state, computing),
-            pages_total=state.cache.counts().total,
+            pages_total=state.pages,
             pages_free=state.cache.available,
             placement_sequence=state.placement_sequence,
         )

@@ -92,10 +92,15 @@ class State:
     starved: tuple[int, int] | None = None
     """(available pages, queued jobs) when the waiting room last found no page for anyone."""
     placement_sequence: int = 0
+    pages: int = field(init=False)
+    """Of the worker, in whatever state."""
+
+    def __post_init__(self) -> None:
+        self.pages = self.cache.counts().total
 
 
 def page_ids(pages: list[HeldPage] | tuple[HeldPage, ...]) -> tuple[PageId, ...]:
-    return tuple(held.page for held in pages)
+    return tuple([held.page for held in pages])
 
 
 def give_back(state: State, job: Job) -> None:
