@@ -61,7 +61,8 @@ def everything(capability: int) -> Iterator[Variant]:
     for head_dim in (128, 256):
         yield from _attention("bf16", head_dim, group=2, capability=capability, cap=GEMMA_CAP)
     yield from _attention("fp16", 128, group=4, capability=capability)
-    yield from _attention("fp32", 64, group=4, capability=capability)
+    for head_dim in (64, 96, 128, 256):
+        yield from _attention("fp32", head_dim, group=4, capability=capability)
     for dtype in DTYPES:
         yield from _pages(dtype)
         yield from _layer(dtype)

@@ -36,6 +36,7 @@ PAIRS = [
     Shape(7, 1, 96, torch.float16, window=16),
     Shape(8, 1, 96, torch.float32),
     Shape(8, 1, 128, torch.float16),
+    Shape(2, 1, 256, torch.float32),
 ]
 
 
