@@ -10,6 +10,7 @@ import torch
 from shared.checkpoint import Checkpoint, open_checkpoint
 from shared.engine.batch import Draw, Engine, StepItem
 from shared.engine.building import EngineOptions, build_engine
+from shared.engine.parallel import ParallelEngine
 from shared.engine.runner import TorchEngine
 from tests.golden.cases import SUBSET, GoldenCase, load
 
@@ -113,6 +114,21 @@ def test_windows_and_caps_are_recorded_and_give_the_tokens_of_the_cpu(
     assert isinstance(device, TorchEngine) and device.record_graphs(1) == 1
     for length in (20, 120):
         assert run(device, PROMPT[:length], 24) == run(host, PROMPT[:length], 24)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two CUDA GPUs here")
+def test_two_ranks_record_their_sums_and_give_the_tokens_of_one(checkpoint: Checkpoint) -> None:
+    one = build_engine(checkpoint, "cuda", "float32", PAGES, BLOCK, "torch")
+    wanted = run(one, PROMPT, 12)
+    options = EngineOptions(ranks=2)
+    two = build_engine(checkpoint, "cuda", "float32", PAGES, BLOCK, "torch", options)
+    assert isinstance(two, ParallelEngine)
+    try:
+        assert run(two, PROMPT, 12) == wanted
+        assert two.record_graphs(2) == 2
+        assert run(two, PROMPT, 12) == wanted
+    finally:
+        two.close()
 
 
 @pytest.mark.model
