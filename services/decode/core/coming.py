@@ -38,10 +38,13 @@ class Coming:
         """A sequence takes the block over once that pull is over."""
         self._waiting.setdefault(pull, []).append((sequence, position))
 
+    @property
+    def changed(self) -> bool:
+        """Whether a pull may be over that nobody was told of."""
+        return self._seen != self._pulls.over
+
     def over(self) -> Iterator[tuple[int, list[tuple[Sequence, int]]]]:
         """Pulls that are over, once each, with those who waited and for which positions."""
-        if self._seen == self._pulls.over:
-            return
         self._seen = self._pulls.over
         for pull in [pull for pull in self._blocks if not self._reading(pull, None)]:
             for block in self._blocks.pop(pull):

@@ -147,6 +147,8 @@ class Inbox:
     def resume(self, now: float) -> None:
         """Whoever waited for a read of somebody else that is over takes over what it brought, and
         reads the rest."""
+        if not self._coming.changed:
+            return
         for number, waiting in self._coming.over():
             positions: dict[Sequence, list[int]] = {}
             for sequence, position in waiting:

@@ -53,13 +53,14 @@ class SurvivalTable:
     def _beyond(self, out: int) -> list[tuple[int, float]]:
         """(longest length, weight) of what is longer than `out`, shortest first. Of the bucket
         that `out` falls into, the share above it."""
+        first, weights = _bucket(out + 1), self._weights
         found: list[tuple[int, float]] = []
-        for number in range(_bucket(out + 1), _BUCKETS):
-            low, high = _BOUNDS[number]
-            share = (high - max(low - 1, out)) / (high - low + 1)
-            if self._weights[number] > 0.0 and share > 0.0:
-                found.append((high, self._weights[number] * min(1.0, share)))
-        return found
+        low, high = _BOUNDS[first]
+        share = (high - max(low - 1, out)) / (high - low + 1)
+        if weights[first] > 0.0 and share > 0.0:
+            found.append((high, weights[first] * min(1.0, share)))
+        further = zip(_HIGHEST[first + 1 :], weights[first + 1 :], strict=True)
+        return found + [entry for entry in further if entry[1] > 0.0]
 
 
 class Lengths:
@@ -104,3 +105,4 @@ def _bounds(number: int) -> tuple[int, int]:
 
 
 _BOUNDS: Final = tuple(map(_bounds, range(_BUCKETS)))
+_HIGHEST: Final = tuple([high for _, high in _BOUNDS])

@@ -95,12 +95,12 @@ class GatewayMachine:
         actions = self._handle(event, now)
         for action in actions:
             match action:
-                case Cancel():
-                    self._settlement.sent(action)
                 case Deliver(request=request, finish=finish):
                     self._admission.started(request)
                     if finish is not None:
                         self._forget(request, now)
+                case Cancel():
+                    self._settlement.sent(action)
                 case Fail(request=request):
                     self._forget(request, now)
         return actions

@@ -20,7 +20,8 @@ _PREFILLS_FAULT = frozenset({Code.TRANSFER_FAILED, Code.WORKER_LOST})
 
 def take_tokens(request: Request, holder: Holder, entry: TokenEntry, now: float) -> list[Action]:
     """Put an entry of the current attempt into the stream; deliver what became next."""
-    first, began = not request.started, request.attempt_started
+    emitted = request.order.next_index
+    first, began = emitted == 0, emitted > request.first_index
     if first and entry.cached_tokens is not None and request.cached_tokens is None:
         request.cached_tokens = min(max(0, entry.cached_tokens), len(request.prompt))
     taken = request.order.take(

@@ -38,7 +38,7 @@ def share(state: State, job: Job, now: float) -> None:
     pages = job.pages[job.shared : job.sealed]
     state.cache.lease(job.lease, job.ticket, page_ids(pages), now, state.limits.lease_s)
     job.shared = job.sealed
-    refs = tuple([_ref(job, position) for position in positions])
+    refs = _refs(job, positions)
     for at in range(0, len(refs), _MESSAGE_PAGES):
         final = at + _MESSAGE_PAGES >= len(refs)
         part = refs[at : at + _MESSAGE_PAGES]
@@ -129,7 +129,7 @@ def offer(state: State, job: Job, now: float) -> None:
         ticket=job.offer_ticket,
         namespace=job.order.namespace,
         layout_digest=state.limits.layout_digest,
-        pages=tuple(_ref(job, position) for position in positions),
+        pages=_refs(job, positions),
         parent=job.hashes[positions.start - 1] if positions.start else None,
     )
     state.out.append(Offer(job.order.request, job.order.attempt, pool, message))
@@ -185,18 +185,18 @@ def _code(text: str) -> Code:
         return Code.INTERNAL
 
 
-def _ref(job: Job, position: int) -> PageRef:
-    held = job.pages[position]
-    if held.checksum is None:
-        raise InvariantError(f"page {held.page} is announced before it is sealed")
-    return PageRef(
-        position=position,
-        page=held.page,
-        generation=held.generation,
-        tokens=job.page_tokens(position),
-        checksum=held.checksum,
-        block=job.block(position),
-    )
+def _refs(job: Job, positions: range) -> tuple[PageRef, ...]:
+    size, names = job.block_tokens, job.hashes
+    refs: list[PageRef] = []
+    for position in positions:
+        held, full = job.pages[position], position < len(names)
+        if held.checksum is None:
+            raise InvariantError(f"page {held.page} is announced before it is sealed")
+        tokens = size if full else job.prompt_tokens - position * size
+        name = names[position] if full else None
+        ref = PageRef(position, held.page, held.generation, tokens, held.checksum, name)
+        refs.append(ref)
+    return tuple(refs)
 
 
 def _ready(state: State, job: Job, refs: tuple[PageRef, ...], final: bool) -> PagesReady:

@@ -126,10 +126,6 @@ class Job:
     def cached_tokens(self) -> int:
         return self.cached_blocks * self.block_tokens
 
-    def page_tokens(self, position: int) -> int:
-        """Valid token positions of a page of the prompt."""
-        return min(self.block_tokens, self.prompt_tokens - position * self.block_tokens)
-
     def block(self, position: int) -> BlockHash | None:
         """The name of the block at a position, None for a partial one."""
         return self.hashes[position] if position < len(self.hashes) else None
