@@ -52,6 +52,7 @@ WIDEST_HOPPER_TILES: Final = Tiles(32, 32, warps=8, stages=2)
 WIDEST_BLACKWELL_TILES: Final = Tiles(32, 64, warps=8, stages=2, mask_all=True, fused_stages=1)
 FLOAT_TILES: Final = Tiles(32, 32, warps=8, stages=1, fused_stages=1)
 """float32 is multiplied without tensor cores, whose operands would lose bits."""
+WIDE_AMPERE_FLOAT_TILES: Final = Tiles(32, 16, warps=4, stages=1, mask_all=True, fused_stages=1)
 WIDE_FLOAT_TILES: Final = Tiles(32, 64, warps=16, stages=1, mask_all=True, fused_stages=1)
 WIDEST_FLOAT_TILES: Final = Tiles(32, 16, warps=8, stages=1, fused_stages=1)
 
@@ -59,15 +60,23 @@ WIDEST_FLOAT_TILES: Final = Tiles(32, 16, warps=8, stages=1, fused_stages=1)
 def tiles(dtype: torch.dtype, head_dim: int, capability: int) -> Tiles:
     """The default configuration for a device generation (80, 90, …); two programs of heads up to
     PAIRED_HEAD_DIM fit on an SM."""
-    if head_dim > PAIRED_HEAD_DIM:
-        return WIDEST_FLOAT_TILES if dtype == torch.float32 else _widest(capability)
     if dtype == torch.float32:
-        return FLOAT_TILES if head_dim <= 64 else WIDE_FLOAT_TILES
+        return _float(head_dim, capability)
+    if head_dim > PAIRED_HEAD_DIM:
+        return _widest(capability)
     if capability >= 90:
         return HALF_TILES
     if head_dim <= 64:
         return NARROW_AMPERE_TILES
     return WIDE_AMPERE_TILES if head_dim == 128 else PADDED_AMPERE_TILES
+
+
+def _float(head_dim: int, capability: int) -> Tiles:
+    if head_dim > PAIRED_HEAD_DIM:
+        return WIDEST_FLOAT_TILES
+    if head_dim <= 64:
+        return FLOAT_TILES
+    return WIDE_FLOAT_TILES if capability >= 90 else WIDE_AMPERE_FLOAT_TILES
 
 
 def _widest(capability: int) -> Tiles:
