@@ -39,7 +39,7 @@ def place(request: Request, policy: Policy, now: float) -> list[Action]:
         request=request.id,
         attempt=request.attempt,
         prompt_tokens=len(tokens),
-        max_tokens=_sampling_left(request).max_tokens,
+        max_tokens=request.sampling.max_tokens - request.order.next_index,
         block_hashes=names,
         model_digest=policy.identity.model_digest,
         route=request.route,
@@ -162,11 +162,8 @@ def _signature(identity: CacheIdentity, names: Sequence[BlockHash], prompt: tupl
     return digest.hexdigest()
 
 
-def _sampling_left(request: Request) -> Sampling:
-    left = request.sampling.max_tokens - request.order.next_index
-    return replace(request.sampling, max_tokens=left)
-
-
 def _sampling_of_attempt(request: Request) -> Sampling:
+    if not request.first_index:
+        return request.sampling
     left = request.sampling.max_tokens - request.first_index
     return replace(request.sampling, max_tokens=left)

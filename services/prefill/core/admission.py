@@ -6,6 +6,7 @@ A job gets all pages of its prompt at once, so a job that has begun can always f
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -22,7 +23,7 @@ from services.prefill.core.turns import group_of
 from services.prefill.core.work import prefill_seconds
 from shared.errors import Code
 from shared.ids import BlockHash
-from shared.kv.hashing import block_hashes
+from shared.kv.hashing import CacheIdentity, block_hashes
 from shared.wire.requests import TOP_PRIORITY, Accepted, PrefillJob, Refused
 
 NONE_COMPUTING: Final[Mapping[JobKey, int]] = MappingProxyType({})
@@ -149,7 +150,7 @@ def _refusal(state: State, order: PrefillJob) -> Refused | None:
 
 def _open(state: State, event: JobArrived, now: float) -> None:
     order = event.job
-    identity = dataclasses.replace(state.identity, namespace=order.namespace)
+    identity = _within(state.identity, order.namespace)
     job = Job(
         order=order,
         ticket=event.ticket,
@@ -166,6 +167,12 @@ def _open(state: State, event: JobArrived, now: float) -> None:
     state.counts["jobs_accepted"] += 1
     state.out.append(JobOpened(order.request, order.attempt, event.trace))
     state.diary.note(job.key, now, f"accepted with {job.prompt_tokens} tokens")
+
+
+@functools.lru_cache(maxsize=256)
+def _within(identity: CacheIdentity, namespace: str) -> CacheIdentity:
+    """The same in a tenant's space."""
+    return dataclasses.replace(identity, namespace=namespace)
 
 
 def _take_pages(state: State, job: Job, now: float) -> bool:
