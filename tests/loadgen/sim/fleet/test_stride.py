@@ -102,6 +102,20 @@ def test_the_clock_of_the_simulator(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["per_minute"] > 0 for row in line["rows"])
 
 
+def test_the_clock_of_a_large_fleet_tells_how_far_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "sim speed --gpus 4 --seconds 70 --rate 0.1 --jobs 1"
+    options = parser().parse_args(words.split())
+    if not options.data.is_dir():
+        pytest.skip("no public traces here")
+    assert options.part(options) == 0
+    told = capsys.readouterr()
+    (row,) = orjson.loads(told.out.splitlines()[-1])["rows"]
+    assert (row["workload"], row["stride"]) == ("servegen:m-large", 16)
+    assert row["peak_mib"] > 0
+
+
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize(("limit", "first"), [(7.3, 1.0), (7.3, 50.0), (0.5, 1.0), (1e-4, 1.0)])
 def test_the_highest_rate_is_found_from_below_and_above(
