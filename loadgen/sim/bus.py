@@ -45,7 +45,9 @@ Handler = Callable[[Message, Headers, Respond], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Interest:
+class Interest:
+    """Of one process in a subject."""
+
     process: Process
     handler: Handler
 
@@ -71,7 +73,7 @@ class Bus:
         self._scene = scene
         self._era = 0
         self._chance = random.Random(f"bus {scene.case.seed}")
-        self._exact: dict[str, list[_Interest]] = defaultdict(list)
+        self._exact: dict[str, list[Interest]] = defaultdict(list)
         self._watchers: list[tuple[Process, Callable[[str, str], None]]] = []
         self._not_before: dict[tuple[str, str], float] = {}
 
@@ -79,7 +81,7 @@ class Bus:
 
     def subscribe(self, process: Process, subject: str, handler: Handler) -> None:
         """`subject` may end in '.*.*', which stands for any two words."""
-        self._exact[subject].append(_Interest(process, handler))
+        self._exact[subject].append(Interest(process, handler))
 
     def publish(self, process: Process, subject: str, message: Message, headers: Headers) -> bool:
         """Fire and forget. False: not connected, nothing was sent."""
@@ -201,12 +203,12 @@ class Bus:
         for interest in tuple(interests):
             self._deliver(interest, payload, fields, question)
 
-    def _interested(self, subject: str) -> list[_Interest]:
+    def _interested(self, subject: str) -> list[Interest]:
         return self._exact.get(subject) or self._exact.get(_pattern(subject)) or []
 
     def _deliver(
         self,
-        interest: _Interest,
+        interest: Interest,
         payload: bytes,
         fields: dict[str, str],
         question: _Question | None,

@@ -159,6 +159,7 @@ class Process(ABC):
         def passed() -> None:
             if self.scene.watched or self.at_work:
                 self.feed(event)
-            self.later(every_s, passed)
+            self._heap.after(self._clock.duration(every_s), again)
 
+        again = self.guarded(passed)
         self.later(every_s * self.chance.random(), passed)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from loadgen.sim.bus import Answer, Bus, Respond, Silence
+from loadgen.sim.bus import Answer, Bus, Handler, Interest, Respond, Silence
 from loadgen.sim.process import Process
+from loadgen.sim.scene import Scene
 from shared.bus.headers import Headers
 from shared.wire.codec import Message
 
@@ -24,7 +25,19 @@ def _mute(_: Message) -> None:
 
 
 class DirectBus(Bus):
-    """The same subjects and interests."""
+    """The same subjects and interests; who listens to a subject is looked for once."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._found: dict[str, list[Interest]] = {}
+
+    def subscribe(self, process: Process, subject: str, handler: Handler) -> None:
+        super().subscribe(process, subject, handler)
+        self._found.clear()
+
+    def unsubscribe(self, process: Process, *wanted: str) -> None:
+        super().unsubscribe(process, *wanted)
+        self._found.clear()
 
     def publish(self, process: Process, subject: str, message: Message, headers: Headers) -> bool:
         self._pass(subject, message, headers, _mute)
@@ -57,7 +70,9 @@ class DirectBus(Bus):
         self._scene.heap.after(2 * HOP_S, process.guarded(lambda: done(work())))
 
     def _pass(self, subject: str, message: Message, headers: Headers, respond: Respond) -> bool:
-        interests = self._interested(subject)
+        interests = self._found.get(subject)
+        if interests is None:
+            interests = self._found[subject] = self._interested(subject)
         heap = self._scene.heap
         for interest in interests:
             call = partial(interest.handler, message, headers, respond)
