@@ -53,6 +53,6 @@ class Scripts:
             return (self._unshared + number,) * (stop - start)
         tokens: list[int] = []
         for place in range(start // size, -(-stop // size)):
-            begin, end = max(start, place * size), min(stop, (place + 1) * size)
-            tokens += (blocks[place] + _FIRST_OWN,) * (end - begin)
-        return tuple(tokens)
+            tokens += (blocks[place] + _FIRST_OWN,) * size
+        skipped = start % size
+        return tuple(tokens[skipped : skipped + stop - start])
