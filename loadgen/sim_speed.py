@@ -11,7 +11,6 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -114,13 +113,13 @@ def timed(kind: Load, stride: int, options: argparse.Namespace, seed: int) -> Ti
 
     fleet = Fleet(design(options.gpus, kind.block_tokens, stride), workload, seed)
     begun_s = time.process_time()
-    spent = fleet.run(take, Progress(tell=_by_minute()))
+    spent = fleet.run(take, _by_minute() if options.seconds else Progress())
     cpu_s = time.process_time() - begun_s
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     return Timed(len(workload), tokens, spent.seconds, cpu_s, peak_bytes)
 
 
-def _by_minute() -> Callable[[Progress], None]:
+def _by_minute() -> Progress:
     """Tells how far a long run is."""
     minute = 0
 
@@ -131,7 +130,7 @@ def _by_minute() -> Callable[[Progress], None]:
             ended = f"{bar.ended} of {bar.of} requests"
             print(f"{ended}, {minute} min", file=sys.stderr, flush=True)
 
-    return tell
+    return Progress(tell=tell)
 
 
 def design(gpus: int, block_tokens: int, stride: int) -> Design:

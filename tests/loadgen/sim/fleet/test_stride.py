@@ -111,6 +111,7 @@ def test_the_clock_of_a_large_fleet_tells_how_far_it_is(
         pytest.skip("no public traces here")
     assert options.part(options) == 0
     told = capsys.readouterr()
+    assert all(line.endswith(" min") for line in told.err.splitlines())
     (row,) = orjson.loads(told.out.splitlines()[-1])["rows"]
     assert (row["workload"], row["stride"]) == ("servegen:m-large", 16)
     assert row["peak_mib"] > 0
