@@ -90,7 +90,7 @@ class Scene:
 
 
 def scenes(scale: float) -> Iterator[Scene]:
-    """Ten seconds and more of each at a quarter of all."""
+    """At a quarter of all, which is the default: eight seconds of each and more."""
 
     def of(count: int) -> int:
         return max(60, round(count * scale))

@@ -25,7 +25,7 @@ class Weights:
     """s per s."""
     exposed_share: float = 0.1
     """s per s. What a second until the second token counts, next to one until the first."""
-    later_share: float = 0.4
+    later_share: float = 0.25
     """1. Of the requests that come while a prompt is computed, how many wait for it: the others
     find another worker."""
     busy_most: float = 0.95
