@@ -4,7 +4,8 @@ own observations; and how far each fit is off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,10 +45,10 @@ def learn(
             one.share = busy.share(*one.span)
     beside = factor(lambda value: _off(chunks, value) + _off(steps, value))
     prefill, decode = _fitted(chunks, beside), _fitted(steps, beside)
-    pulls = [seen for spans in traces for seen in _pulls(spans)]
+    handoffs = [seen for spans in traces for seen in _handoffs(spans)]
     setup_s, byte_s = 0.0, 1 / _FASTEST
-    if pulls:
-        setup_s, byte_s = fit([(1.0, size) for size, _, _ in pulls], [s for _, _, s in pulls])
+    if handoffs:
+        setup_s, byte_s = fit([(1.0, size) for size, _ in handoffs], [s for _, s in handoffs])
     ways = sorted(_ways(rows, traces))
     costs = Costs(
         name=run,
@@ -60,12 +61,12 @@ def learn(
         setup_s=setup_s,
         bytes_per_s=1 / max(byte_s, 1 / _FASTEST),
         front_s=ways[len(ways) // 2] if ways else 0.0,
-        kv_token_bytes=_token_bytes(pulls),
+        kv_token_bytes=_token_bytes([span for spans in traces for span in _pulls(spans)]),
         kv_tokens=kv_tokens,
         chunk_tokens=max(round(seen.columns[1]) for seen in chunks),
         beside=beside,
     )
-    observations = {"chunks": len(chunks), "answers": len(steps), "pulls": len(pulls)}
+    observations = {"chunks": len(chunks), "answers": len(steps), "handoffs": len(handoffs)}
     off = {"prefill": _off(chunks, beside), "decode": _off(steps, beside)}
     return Learnt(costs, observations | {"ways": len(ways)}, off)
 
@@ -122,57 +123,82 @@ def _when(span: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _generating(traces: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tuple[int, int]]:
-    """When the answer of each trace was decoded."""
+    """When the answer of each trace was decoded, where another worker had computed the prompt:
+    elsewhere the prompt is part of the span."""
     found = {}
     for spans in traces:
-        for span in named(spans, "decode.generate"):
-            found[str(span.get("trace_id", ""))] = _when(span)
+        if any(named(spans, "prefill.chunk")):
+            for span in named(spans, "decode.generate"):
+                found[str(span.get("trace_id", ""))] = _when(span)
     return found
 
 
 def _steps(rows: Sequence[Served], generating: Mapping[str, tuple[int, int]]) -> list[_Seen]:
-    """A token of each answer: how many others decoded beside it, on average, is read from all
-    rows' first and last tokens."""
+    """A token of each answer: how many others decoded beside it, on average, is read from when each
+    was decoded. That begins after the handoff, and where there is none with the first token."""
+    spans = {}
+    for row in rows:
+        begin, end = generating.get(row.trace_id, _NEVER)
+        spans[row.number] = row.last_s - (end - begin) / 1e9 if end else row.first_s, row.last_s
     found: list[_Seen] = []
     for row in rows:
-        span_s = row.last_s - row.first_s
-        if row.output_tokens < 2 or span_s <= 0:
+        begin_s, end_s = spans[row.number]
+        if row.output_tokens < 2 or end_s <= begin_s:
             continue
         beside = context = 0.0
         for other in rows:
-            shared_s = min(row.last_s, other.last_s) - max(row.first_s, other.first_s)
-            if shared_s > 0:
-                beside += shared_s / span_s
-                context += shared_s / span_s * (other.prompt_tokens + other.output_tokens / 2)
+            first_s, last_s = spans[other.number]
+            share = (min(end_s, last_s) - max(begin_s, first_s)) / (end_s - begin_s)
+            if share > 0:
+                beside += share
+                context += share * (other.prompt_tokens + other.output_tokens / 2)
+        token_s = (end_s - begin_s) / (row.output_tokens - 1)
         when = generating.get(row.trace_id, _NEVER)
-        found.append(_Seen((1.0, context, beside), row.tpot_s, when))
+        found.append(_Seen((1.0, context, beside), token_s, when))
     return found
 
 
-def _pulls(spans: Sequence[Mapping[str, Any]]) -> list[tuple[float, int, float]]:
-    """(bytes, pages, seconds) of each read of a decode worker."""
+def _handoffs(spans: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
+    """(bytes, seconds) from the end of a prompt's last chunk until its pages are there and checked:
+    what decoding waits for. Earlier chunks' pages move while the next chunk is computed."""
+    computed = [_when(span)[1] for span in named(spans, "prefill.chunk")]
+    there = [_when(span)[1] for span in named(spans, "decode.verify")]
+    pulls = sorted(_pulls(spans), key=_when)
+    if computed and there and pulls and max(there) > max(computed):
+        told = pulls[-1]["attributes"]
+        yield float(told["baton.transfer.bytes_raw"]), (max(there) - max(computed)) / 1e9
+
+
+def _pulls(spans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Reads of a decode worker that tell how much they brought."""
     found = []
     for span in named(spans, "transfer.pull"):
         told = span.get("attributes") or {}
-        size, pages = told.get("baton.transfer.bytes_raw"), told.get("baton.transfer.pages")
-        if span.get("service", "decode").endswith("decode") and size and pages:
-            found.append((float(size), int(pages), seconds(span)))
+        whole = told.get("baton.transfer.bytes_raw") and told.get("baton.transfer.pages")
+        if whole and span.get("service", "decode").endswith("decode"):
+            found.append(span)
     return found
 
 
-def _token_bytes(pulls: Sequence[tuple[float, int, float]], block_tokens: int = 16) -> int:
+def _token_bytes(pulls: Sequence[Mapping[str, Any]], block_tokens: int = 16) -> int:
     """Bytes of a token's KV, from whole pages."""
     if not pulls:
         return 1
-    return max(1, round(sum(p[0] for p in pulls) / sum(p[1] for p in pulls) / block_tokens))
+    size, pages = (
+        sum(int(span["attributes"][f"baton.transfer.{name}"]) for span in pulls)
+        for name in ("bytes_raw", "pages")
+    )
+    return max(1, round(size / pages / block_tokens))
 
 
 def _ways(rows: Sequence[Served], traces: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
     """Of each request's TTFT, what was neither before its prompt in line nor computing: all but the
-    time from its arrival at a prefill worker to the end of its last chunk."""
+    time from its arrival at a prefill worker to the end of its last chunk. Of requests that came
+    alone, if there are any: several at once are in each other's way."""
     by_trace = {str(spans[0].get("trace_id", "")): spans for spans in traces if spans}
+    at_once = Counter(row.intended_s for row in rows)
     found = []
-    for row in rows:
+    for row in [row for row in rows if at_once[row.intended_s] == 1] or rows:
         spans = by_trace.get(row.trace_id, ())
         there = [_when(s) for n in ("prefill.queue", "prefill.chunk") for s in named(spans, n)]
         if there:

@@ -46,6 +46,10 @@ _COSTS = Costs(
 )
 
 
+_CHECKS_S = 0.003
+"""From the arrival of the last page until decoding begins."""
+
+
 def _span(name: str, length_s: float, **told: object) -> dict[str, Any]:
     attributes = {f"baton.{key.replace('__', '.')}": value for key, value in told.items()}
     return {
@@ -73,7 +77,7 @@ def _life(
         group=number % 2,
         intended_s=at_s,
         first_s=first_s,
-        last_s=first_s + step_s * (output - 1),
+        last_s=first_s + pull_s + _CHECKS_S + step_s * (output - 1),
         prompt_tokens=prompt,
         cached_tokens=0,
         output_tokens=output,
@@ -83,7 +87,13 @@ def _life(
         _span("prefill.queue", 0.0),
         _span("prefill.chunk", chunk_s, chunk__tokens=prompt, chunk__start=0),
         _span("transfer.pull", pull_s, transfer__bytes_raw=size, transfer__pages=prompt // 16),
+        _span("decode.verify", 0.0),
+        _span("decode.generate", step_s * (output - 1)),
     ]
+    there_s = chunk_s + pull_s + _CHECKS_S
+    for span, at in zip(spans[2:], (chunk_s, there_s, there_s), strict=True):
+        span["start_ns"] += round(at * 1e9)
+        span["end_ns"] += round(at * 1e9)
     for span in spans:
         span["trace_id"] = served.trace_id
         span["start_ns"] += round(at_s * 1e9)
@@ -116,7 +126,8 @@ def test_known_prices_come_back() -> None:
     assert found.kv_token_bytes == 1_000
     alone = found.price().decode_s(1, 300)
     assert alone == pytest.approx(_COSTS.price().decode_s(1, 300), rel=0.02)
-    assert learnt.observations == {"chunks": 30, "answers": 30, "pulls": 30, "ways": 30}
+    assert found.setup_s == pytest.approx(_COSTS.setup_s + _CHECKS_S, rel=0.01)
+    assert learnt.observations == {"chunks": 30, "answers": 30, "handoffs": 30, "ways": 30}
     assert max(learnt.off.values()) < 0.01
 
 
