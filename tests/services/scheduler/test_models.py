@@ -238,3 +238,13 @@ def test_a_reader_that_nobody_asks_for_long_is_believed_to_be_like_the_others_ag
     assert links.of(V, 59.0).bytes_per_s == pytest.approx(1e8, rel=0.06)
     assert links.of(V, 61.0).bytes_per_s == pytest.approx(2e9, rel=0.06)
     assert links.between(V, W, 61.0) == links.of(V, 61.0)
+
+
+def test_context_that_costs_much_is_learnt_too() -> None:
+    """On a CPU a thousand tokens of context take as long as all weights."""
+    learned, chance = Learned(), random.Random(3)
+    for _ in range(800):
+        sequences, context = chance.randrange(1, 8), chance.randrange(100, 4_000)
+        seconds = 0.02 + 5e-4 * (sequences - 1) + 2e-5 * context
+        learned.heard(with_steps(StepSample(0, 0, sequences, context, seconds)), 0.0)
+    assert learned.context_token_s(with_steps()) == pytest.approx(2e-5, rel=0.15)

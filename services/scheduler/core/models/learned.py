@@ -24,8 +24,9 @@ SHIPPED: Final = WorkCosts(
 usable. Its absolute level hardly matters: all workers of such a cluster share it."""
 
 _HALF: Final = (0.5, 1.5)
-_CONTEXT: Final = (0.0, 100.0)
-_PER_TOKENS: Final = 1e6
+_CONTEXT: Final = (0.0, 1_000.0)
+"""Of a first sequence, per 10^5 tokens: on a CPU a thousand tokens may take as long as all weights."""
+_PER_TOKENS: Final = 1e5
 _MOST_CLASSES: Final = 256
 _LARGEST_S: Final = 3600.0
 
@@ -187,7 +188,7 @@ def prefill_parts(profile: WorkCosts, sample: StepSample) -> tuple[float, float,
 
 
 def decode_parts(profile: WorkCosts, sample: StepSample) -> tuple[float, float, float]:
-    """First sequence, further sequences, context (in units of the first per 10^6 tokens)."""
+    """First sequence, further sequences, context (in units of the first per 10^5 tokens)."""
     context = profile.decode_step_s * sample.context_tokens / _PER_TOKENS
     further = profile.decode_sequence_s * (sample.sequences - 1)
     return profile.decode_step_s, further, context
