@@ -25,7 +25,7 @@ usable. Its absolute level hardly matters: all workers of such a cluster share i
 
 _HALF: Final = (0.5, 1.5)
 _CONTEXT: Final = (0.0, 1_000.0)
-"""Of a first sequence, per 10^5 tokens: on a CPU a thousand tokens may take as long as all weights."""
+"""Of a first sequence, per 10^5 tokens: on a CPU a thousand may take as long as all weights."""
 _PER_TOKENS: Final = 1e5
 _MOST_CLASSES: Final = 256
 _LARGEST_S: Final = 3600.0
