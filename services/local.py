@@ -182,7 +182,11 @@ class LocalCluster:
             async with asyncio.TaskGroup() as tasks:
                 for member in self.members.values():
                     tasks.create_task(one(member), name=f"ready-{member.name}")
-        except* StartupError as failures:
+        except ExceptionGroup as group:
+            failures = group.subgroup(StartupError)
+            if failures is None:
+                raise
+            # Not from `except*`: some releases of 3.11 put what it raises into a group again.
             raise StartupError(str(failures.exceptions[0])) from None
 
     async def _keep(self, member: Member) -> None:
