@@ -23,8 +23,6 @@ def plausible(beat: Heartbeat) -> Heartbeat | None:
     if beat.block_tokens not in BLOCK_TOKENS and beat.role != "gateway":
         return None
     load = beat.load
-    if _sound(load) and beat.page_bytes >= 0:
-        return beat
     total = min(max(0, load.pages_total), MOST_PAGES)
     work_s = load.work_left_s if math.isfinite(load.work_left_s) else LONGEST_WORK_S
     cut = WorkerLoad(
@@ -36,16 +34,6 @@ def plausible(beat: Heartbeat) -> Heartbeat | None:
         pages_free=min(max(0, load.pages_free), total),
         placement_sequence=max(0, load.placement_sequence),
     )
+    if cut == load and beat.page_bytes >= 0:
+        return beat
     return replace(beat, load=cut, page_bytes=max(0, beat.page_bytes))
-
-
-def _sound(load: WorkerLoad) -> bool:
-    """Whether there is nothing to cut."""
-    return (
-        0 <= load.queued_requests <= MOST_SEQUENCES
-        and load.queued_tokens >= 0
-        and 0 <= load.running_sequences <= MOST_SEQUENCES
-        and 0.0 <= load.work_left_s <= LONGEST_WORK_S
-        and 0 <= load.pages_free <= load.pages_total <= MOST_PAGES
-        and load.placement_sequence >= 0
-    )

@@ -37,8 +37,9 @@ class _Speed:
 
     __slots__ = ("_newest", "_until_s", "link")
 
-    def __init__(self, setup_s: float) -> None:
-        self.link = LinkCosts(setup_s, 0.0)
+    def __init__(self, shipped: LinkCosts) -> None:
+        self.link = shipped
+        """What is believed; until the first read what is shipped."""
         self._newest: deque[float] = deque(maxlen=_NEWEST)
         self._until_s = 0.0
 
@@ -59,7 +60,7 @@ class Links:
 
     def __init__(self, shipped: LinkCosts = SHIPPED) -> None:
         self._shipped = shipped
-        self._all = _Speed(shipped.setup_s)
+        self._all = _Speed(shipped)
         self._readers: OrderedDict[WorkerId, _Speed] = OrderedDict()
         self._links: OrderedDict[tuple[WorkerId, WorkerId], _Speed] = OrderedDict()
         self.samples = 0
@@ -88,9 +89,7 @@ class Links:
     def of(self, reader: WorkerId, now: float) -> LinkCosts:
         """What this reader's links carry, whoever owns the pages."""
         found = self._readers.get(reader)
-        if found is not None and found.known(now):
-            return found.link
-        return self._all.link if self.samples else self._shipped
+        return found.link if found is not None and found.known(now) else self._all.link
 
     def forget(self, worker: WorkerId) -> None:
         """It is gone; another process under its name may be elsewhere."""
@@ -101,10 +100,9 @@ class Links:
     def shown(self) -> dict[str, object]:
         """For people: the usual speed and the ten slowest links, whenever they were measured."""
         slowest = sorted(self._links.items(), key=lambda entry: entry[1].link.bytes_per_s)[:10]
-        usual = self._all.link if self.samples else self._shipped
         return {
-            "bytes_per_s": round(usual.bytes_per_s),
-            "setup_s": usual.setup_s,
+            "bytes_per_s": round(self._all.link.bytes_per_s),
+            "setup_s": self._all.link.setup_s,
             "samples": self.samples,
             "refused": self.refused,
             "slowest": [
@@ -118,7 +116,7 @@ def _of(known: OrderedDict[K, _Speed], key: K, shipped: LinkCosts) -> _Speed:
     """The entry of a key, new if need be, which makes it the newest."""
     found = known.get(key)
     if found is None:
-        found = known[key] = _Speed(shipped.setup_s)
+        found = known[key] = _Speed(shipped)
         if len(known) > _MOST_LINKS:
             known.popitem(last=False)
     known.move_to_end(key)
