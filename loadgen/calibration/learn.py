@@ -12,7 +12,7 @@ from typing import Any, Final
 from loadgen.calibration.beside import Busy, alone, factor
 from loadgen.calibration.costs import Costs
 from loadgen.calibration.least import fit
-from loadgen.calibration.run_folder import RunError, Served, named, seconds
+from loadgen.calibration.run_folder import RunError, Served, named, seconds, when
 
 _FASTEST: Final = 1e12
 
@@ -40,7 +40,7 @@ def learn(
     if not steps:
         raise RunError("no answer has two tokens: nothing tells what a decode step costs")
     for seen, name in ((chunks, "decode.generate"), (steps, "prefill.chunk")):
-        busy = Busy.of(_when(span) for spans in traces for span in named(spans, name))
+        busy = Busy.of(when(span) for spans in traces for span in named(spans, name))
         for one in seen:
             one.share = busy.share(*one.span)
     beside = factor(lambda value: _off(chunks, value) + _off(steps, value))
@@ -93,13 +93,13 @@ def _chunks(spans: Sequence[Mapping[str, Any]]) -> list[_Seen]:
     """Each prompt chunk."""
     found: list[_Seen] = []
     at = 0
-    for span in sorted(named(spans, "prefill.chunk"), key=lambda span: int(span["start_ns"])):
+    for span in sorted(named(spans, "prefill.chunk"), key=when):
         told = span.get("attributes") or {}
         new = int(told.get("baton.chunk.tokens") or 0)
         at = int(told.get("baton.chunk.start") or at or told.get("baton.chunk.reused_tokens") or 0)
         if new > 0:
             columns = (1.0, float(new), float((at + new) ** 2 - at**2))
-            found.append(_Seen(columns, seconds(span), _when(span)))
+            found.append(_Seen(columns, seconds(span), when(span)))
         at += new
     return found
 
@@ -118,10 +118,6 @@ def _together(chunks: Sequence[_Seen]) -> list[_Seen]:
     return list(steps.values())
 
 
-def _when(span: Mapping[str, Any]) -> tuple[int, int]:
-    return int(span["start_ns"]), int(span["end_ns"])
-
-
 def _generating(traces: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tuple[int, int]]:
     """When the answer of each trace was decoded, where another worker had computed the prompt:
     elsewhere the prompt is part of the span."""
@@ -129,7 +125,7 @@ def _generating(traces: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, tupl
     for spans in traces:
         if any(named(spans, "prefill.chunk")):
             for span in named(spans, "decode.generate"):
-                found[str(span.get("trace_id", ""))] = _when(span)
+                found[str(span.get("trace_id", ""))] = when(span)
     return found
 
 
@@ -153,17 +149,17 @@ def _steps(rows: Sequence[Served], generating: Mapping[str, tuple[int, int]]) ->
                 beside += share
                 context += share * (other.prompt_tokens + other.output_tokens / 2)
         token_s = (end_s - begin_s) / (row.output_tokens - 1)
-        when = generating.get(row.trace_id, _NEVER)
-        found.append(_Seen((1.0, context, beside), token_s, when))
+        decoded = generating.get(row.trace_id, _NEVER)
+        found.append(_Seen((1.0, context, beside), token_s, decoded))
     return found
 
 
 def _handoffs(spans: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
     """(bytes, seconds) from the end of a prompt's last chunk until its pages are there and checked:
     what decoding waits for. Earlier chunks' pages move while the next chunk is computed."""
-    computed = [_when(span)[1] for span in named(spans, "prefill.chunk")]
-    there = [_when(span)[1] for span in named(spans, "decode.verify")]
-    pulls = sorted(_pulls(spans), key=_when)
+    computed = [when(span)[1] for span in named(spans, "prefill.chunk")]
+    there = [when(span)[1] for span in named(spans, "decode.verify")]
+    pulls = sorted(_pulls(spans), key=when)
     if computed and there and pulls and max(there) > max(computed):
         told = pulls[-1]["attributes"]
         yield float(told["baton.transfer.bytes_raw"]), (max(there) - max(computed)) / 1e9
@@ -200,7 +196,7 @@ def _ways(rows: Sequence[Served], traces: Sequence[Sequence[Mapping[str, Any]]])
     found = []
     for row in [row for row in rows if at_once[row.intended_s] == 1] or rows:
         spans = by_trace.get(row.trace_id, ())
-        there = [_when(s) for n in ("prefill.queue", "prefill.chunk") for s in named(spans, n)]
+        there = [when(s) for n in ("prefill.queue", "prefill.chunk") for s in named(spans, n)]
         if there:
             begin, end = min(span[0] for span in there), max(span[1] for span in there)
             found.append(max(0.0, row.ttft_s - (end - begin) / 1e9))

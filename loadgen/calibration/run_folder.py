@@ -140,7 +140,13 @@ def named(spans: Iterable[Mapping[str, Any]], name: str) -> Iterator[Mapping[str
 
 def seconds(span: Mapping[str, Any]) -> float:
     """How long a span lasted. Raises RunError."""
+    begin, end = when(span)
+    return (end - begin) / 1e9
+
+
+def when(span: Mapping[str, Any]) -> tuple[int, int]:
+    """Begin and end of a span in nanoseconds. Raises RunError."""
     try:
-        return (int(span["end_ns"]) - int(span["start_ns"])) / 1e9
+        return int(span["start_ns"]), int(span["end_ns"])
     except (KeyError, TypeError, ValueError):
         raise RunError(f"a span {span.get('name')!r} has no start_ns and end_ns") from None

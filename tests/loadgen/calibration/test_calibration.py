@@ -327,3 +327,12 @@ def test_a_pool_too_small_for_a_request_says_so() -> None:
     small = replace(_COSTS, kv_tokens=128)
     with pytest.raises(DesignError, match="room for 128"):
         Fleet(design(small, 1, 1), workload("live", _ROWS, 0.0))
+
+
+@pytest.mark.parametrize("name", ["prefill.chunk", "transfer.pull", "decode.verify"])
+def test_a_span_without_times_is_named(name: str) -> None:
+    traces = [[dict(span) for span in spans] for spans in _TRACES]
+    (broken,) = (span for span in traces[3] if span["name"] == name)
+    del broken["end_ns"]
+    with pytest.raises(RunError, match=name):
+        learn("broken", _ROWS, traces, kv_tokens=50_000)
