@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from loadgen.sim.bus import Answer, Silence
@@ -41,8 +41,7 @@ class Sending:
             if self.wanted():
                 self.done(self.last)
             return
-        known = self.headers
-        stamped = Headers(known.traceparent, known.tracestate, left_s, known.epoch)
+        stamped = replace(self.headers, deadline_s=left_s)
         limit_s = min(left_s, _ATTEMPT_S)
         bus = self.process.scene.bus
         bus.request(self.process, self.subject, self.message, stamped, limit_s, self._heard)
