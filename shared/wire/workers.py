@@ -57,6 +57,8 @@ class WorkerLoad:
     """Free or cached without a reference: what a new job could get."""
     placement_sequence: int
     """Highest placement seen by this worker."""
+    step_tokens: int = 0
+    """Of one step of a decode worker, running sequences and prompts together; 0: any number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,16 @@ def test_chunks_cost_the_same_but_one_fixed_part_each(new: int, cached: int, chu
     assert model.chunked_prefill_s(OPT_13B, new, cached, chunk) == pytest.approx(parts)
 
 
+def test_chunks_beside_streams_take_what_is_longer_each_time() -> None:
+    """A hundred tokens in chunks of 40: 0.3 + 10 + 3 x 2 x 0.1, and no less than three steps."""
+    slow = CostModel(0.1, 0.1, 0.0, 0.5, 0.01)
+    assert model.filled_s(slow, 100, 0, 40, 2) == pytest.approx(0.3 + 10.0 + 0.6)
+    heavy = CostModel(0.1, 0.1, 0.0, 50.0, 0.01)
+    assert model.filled_s(heavy, 100, 0, 40, 2) == pytest.approx(3 * 50.01)
+    assert model.filled_s(slow, 100, 7, 40, 0) == model.chunked_prefill_s(slow, 100, 7, 40)
+    assert model.filled_s(slow, 0, 7, 40, 2) == 0.0
+
+
 @given(TOKENS, TOKENS, some.integers(0, 256), some.integers(0, 10**6))
 def test_a_mixed_step_is_never_cheaper_than_its_parts(
     new: int, cached: int, sequences: int, context: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.decode.core.machine import DecodeMachine
 from services.decode.core.sequences import Sequence, Stage
+from shared.costs import filled_s
 from shared.wire.workers import CostModel, WorkerLoad
 
 
@@ -13,16 +14,19 @@ def load(machine: DecodeMachine, cost: CostModel) -> WorkerLoad:
     waiting = machine.admission.waiting
     fills = [s for s in sequences if s.batchable and not s.decoding]
     parked = [s for s in sequences if s.stage is Stage.PARKED]
+    decoding = sum(1 for s in sequences if s.decoding)
+    budget = machine.stepping.budget
     ahead = [*fills, *parked, *(s for s in waiting if s.handoff is None)]
     cache = machine.desk.cache
     return WorkerLoad(
         queued_requests=len(waiting) + len(parked),
         queued_tokens=sum(sequence.open_tokens() for sequence in ahead),
         running_sequences=len(sequences) - len(parked),
-        work_left_s=sum(_seconds(s, cost, machine.desk.rules.step_tokens) for s in ahead),
+        work_left_s=sum(_seconds(s, cost, budget.left(decoding), decoding) for s in ahead),
         pages_total=machine.desk.pages,
         pages_free=cache.available,
         placement_sequence=machine.admission.placement_sequence,
+        step_tokens=budget.step_tokens,
     )
 
 
@@ -46,9 +50,7 @@ def accounting(machine: DecodeMachine) -> dict[str, object]:
     }
 
 
-def _seconds(sequence: Sequence, cost: CostModel, step_tokens: int) -> float:
-    """Engine seconds to compute what this sequence lacks, in chunks."""
+def _seconds(sequence: Sequence, cost: CostModel, fill_tokens: int, decoding: int) -> float:
+    """Engine seconds to compute what this sequence lacks, in chunks beside what runs."""
     left = sequence.open_tokens()
-    end = len(sequence.tokens)
-    pairs = end**2 - max(0, end - left) ** 2
-    return -(-left // step_tokens) * cost.step_s + left * cost.token_s + pairs * cost.pair_s
+    return filled_s(cost, left, len(sequence.tokens) - left, fill_tokens, decoding)

@@ -81,10 +81,13 @@ class Worker:
         """Pages a new job could get, less those promised since the report."""
         return self.report.load.pages_free - self.charged_pages
 
+    def streams(self) -> int:
+        """Sequences that run there or are on their way."""
+        return self.report.load.running_sequences + len(self.charges)
+
     def requests(self) -> int:
         """Jobs that wait or run there, or are on their way."""
-        load = self.report.load
-        return load.queued_requests + load.running_sequences + len(self.charges)
+        return self.report.load.queued_requests + self.streams()
 
     def tokens(self) -> int:
         """Prompt tokens that wait there or are on their way."""

@@ -14,6 +14,7 @@ from shared.wire.workers import Heartbeat, WorkerLoad
 LONGEST_WORK_S: Final = 3600.0
 MOST_PAGES: Final = 1 << 26
 MOST_SEQUENCES: Final = 1 << 16
+MOST_STEP_TOKENS: Final = 1 << 20
 BLOCK_TOKENS: Final = range(1, 1025)
 
 
@@ -33,6 +34,7 @@ def plausible(beat: Heartbeat) -> Heartbeat | None:
         pages_total=total,
         pages_free=min(max(0, load.pages_free), total),
         placement_sequence=max(0, load.placement_sequence),
+        step_tokens=min(max(0, load.step_tokens), MOST_STEP_TOKENS),
     )
     if cut == load and beat.page_bytes >= 0:
         return beat

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from services.decode.core import actions as do
+from services.decode.core.report import load
 from shared.ids import Epoch, WorkerId
 from shared.wire.requests import Accepted, Acknowledged, LeaseKey
+from shared.wire.workers import CostModel
 
 from .prefill_side import ME, undisturbed
 from .rig import GATEWAY, Rig, job, rules, span_names
@@ -124,6 +126,21 @@ def test_a_long_prompt_never_stalls_a_running_sequence() -> None:
             assert sum(len(item.tokens) for item in action.items) <= 8
         rig.happen(action)
     assert steps <= 20
+
+
+def test_work_left_is_counted_in_chunks_beside_what_runs() -> None:
+    """Sixty tokens: seven of the eight in a step are for the prompt, twelve alone."""
+    cost = CostModel(1.0, 0.1, 0.0, 2.0, 0.0)
+    alone = Rig(limits=rules(step_tokens=8, alone_tokens=12))
+    alone.submit(job("r1", tokens=60, prefill=None))
+    told = load(alone.machine, cost)
+    assert (told.step_tokens, told.work_left_s) == (8, pytest.approx(5 * 1.0 + 6.0))
+    beside = Rig(limits=rules(step_tokens=8, alone_tokens=12))
+    beside.submit(job("r1", tokens=4, prefill=None, max_tokens=30))
+    for _ in range(3):
+        beside.happen(beside.work.pop(0))
+    beside.submit(job("r2", tokens=[9] * 60, prefill=None))
+    assert load(beside.machine, cost).work_left_s == pytest.approx(9 * 2.0)
 
 
 def test_resume_continues_at_its_index_with_the_same_tokens() -> None:

@@ -27,6 +27,7 @@ def beat(
     layout: str = "layout",
     work_left_s: float = 0.0,
     running: int = 0,
+    step_tokens: int = 0,
     pages_total: int = 1000,
     pages_free: int = 1000,
     placement_sequence: int = 0,
@@ -45,7 +46,9 @@ def beat(
         block_tokens=16,
         plane_address=f"plane:{worker}",
         probe_port=0,
-        load=WorkerLoad(0, 0, running, work_left_s, pages_total, pages_free, placement_sequence),
+        load=WorkerLoad(
+            0, 0, running, work_left_s, pages_total, pages_free, placement_sequence, step_tokens
+        ),
         cost=COST,
         blocks=BlockCount(*blocks),
         peers_lost=tuple(WorkerId(peer) for peer in peers_lost),

@@ -61,7 +61,7 @@ def mooncake_load(view: View, workers: Sequence[Worker]) -> Worker:
     """Shortest predicted time between tokens (Mooncake)."""
 
     def step_s(worker: Worker) -> float:
-        sequences = worker.report.load.running_sequences + len(worker.charges) + 1
+        sequences = worker.streams() + 1
         context = worker.pages_used() * worker.report.block_tokens + view.ask.prompt_tokens
         return view.step_s(worker, sequences, context)
 
@@ -73,10 +73,9 @@ def lightllm_peak(view: View, workers: Sequence[Worker]) -> Worker:
 
     def share(worker: Worker) -> float:
         beat = worker.report
-        reported = beat.load.running_sequences + len(worker.charges)
         members = [
             (f.prompt_tokens + f.out(view.now), max(0.0, f.expected_tokens - f.out(view.now)))
-            for f in view.world.flights.believed(beat.worker, reported)
+            for f in view.world.flights.believed(beat.worker, worker.streams())
         ]
         members.append((view.ask.prompt_tokens + 1.0, float(view.expected_tokens)))
         return peak(members) / max(1, _total(worker) * beat.block_tokens)
