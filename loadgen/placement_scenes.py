@@ -70,6 +70,8 @@ class Scene:
             policy=policy,
             split="always",
             heartbeat_s=0.5,
+            ttft_slo_s=self.slo.ttft_s,
+            tpot_slo_s=self.slo.tpot_s,
         )
 
     def workload(self, data: Path) -> Workload:

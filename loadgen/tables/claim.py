@@ -10,7 +10,7 @@ from pathlib import Path
 from loadgen import arrivals
 from loadgen.sim.fleet.design import Design, Link
 from loadgen.sim.fleet.figures import Slo
-from loadgen.sim.fleet.goodput import Draw, goodput
+from loadgen.sim.fleet.goodput import CLOSE, Draw, goodput
 from loadgen.sim.fleet.prices import Price
 from loadgen.workloads.request import Request, Workload, build
 
@@ -127,6 +127,8 @@ def lengths(count: int, prompt: int, output: int, seed: int = 1) -> Draw:
     return draw
 
 
-def per_gpu(design: Design, draw: Draw, slo: Slo, first_per_s: float) -> float:
+def per_gpu(
+    design: Design, draw: Draw, slo: Slo, first_per_s: float, close: float = CLOSE
+) -> float:
     """Goodput per GPU at 90 % joint attainment."""
-    return goodput(design, draw, slo, 0.9, first_per_s).per_device
+    return goodput(design, draw, slo, 0.9, first_per_s, close=close).per_device

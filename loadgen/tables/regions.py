@@ -22,6 +22,8 @@ from loadgen.workloads.request import Request, Workload, build
 
 _BUDGETS: Final = (256, 512, 2_048)
 _FLOOR: Final = 0.98
+_CLOSE: Final = 0.01
+"""Of a rate: the search must tell more than the bar asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class _Reach:
     def __call__(self, design: Design) -> float:
         self.setting.note(f"{self.place.name}: {plan.name_of(design)} {design.route}")
         first = 4.0 * design.devices
-        return per_gpu(design, draw(self.place, self.count), slo(self.place), first)
+        return per_gpu(design, draw(self.place, self.count), slo(self.place), first, _CLOSE)
 
 
 CLAIMS: Final = (

@@ -18,7 +18,7 @@ from loadgen.sim.fleet.fleet import Fleet
 from loadgen.spread import spread
 from loadgen.workloads.request import Workload
 
-_CLOSE: Final = 0.04
+CLOSE: Final = 0.04
 """The search ends when the bounds differ by less than this share."""
 _LOWEST_SHARE: Final = 1 / 64
 """Of the first rate: who is not good there is not good at rest."""
@@ -65,6 +65,7 @@ def goodput(
     share: float = 0.9,
     first_per_s: float = 1.0,
     jobs: int = 1,
+    close: float = CLOSE,
 ) -> Goodput:
     """0 where even the lowest rate is too high. Tries `jobs` rates side by side. Raises
     DesignError."""
@@ -76,7 +77,7 @@ def goodput(
         curve.extend(points)
         return [point.steady and point.attainment >= share for point in points]
 
-    found = highest(good, first_per_s, jobs)
+    found = highest(good, first_per_s, jobs, close)
     return Goodput(found, design.devices, tuple(sorted(curve, key=lambda point: point.rate_per_s)))
 
 
@@ -94,7 +95,10 @@ def binding(design: Design, workload: Workload, slo: Slo) -> str:
 
 
 def highest(
-    good: Callable[[Sequence[float]], list[bool]], first_per_s: float, width: int = 1
+    good: Callable[[Sequence[float]], list[bool]],
+    first_per_s: float,
+    width: int = 1,
+    close: float = CLOSE,
 ) -> float:
     """The highest good rate, closely; 0 where even a small part of `first_per_s` is too much.
     `good` judges `width` rates at once: true below some rate and false above."""
@@ -107,7 +111,7 @@ def highest(
     while low == 0.0 and high > first_per_s * _LOWEST_SHARE:
         rates = sorted(high / _GROWTH**step for step in range(1, width + 1))
         low, high = _narrowed(low, high, rates, good(rates))
-    while low > 0.0 and (high - low) / high > _CLOSE:
+    while low > 0.0 and (high - low) / high > close:
         rates = [low + (high - low) * step / (width + 1) for step in range(1, width + 1)]
         low, high = _narrowed(low, high, rates, good(rates))
     return low

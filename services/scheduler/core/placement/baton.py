@@ -214,8 +214,8 @@ class Baton:
 def _bounds(
     view: View, sites: list[tuple[float, Site]], readers: list[Reader]
 ) -> list[tuple[float, int, int, int]]:
-    """What each pair costs at least (as `queue_s` has it), then the places of both in order."""
-    share = view.weights.exposed_share
+    """What each pair costs at least, the wait for both cards included, then the places of both in
+    order."""
     found = []
     for place, (cost, at) in enumerate(sites):
         sending_s, ttft_s = at.sending_s, at.ttft_s
@@ -223,7 +223,7 @@ def _bounds(
             begins_s = sending_s if sending_s > to.receiving_s else to.receiving_s
             bound = cost + to.least_s
             if begins_s > ttft_s:
-                bound += share * (begins_s - ttft_s)
+                bound += view.after_first_s(begins_s - ttft_s, to.slack_s)
             found.append((bound, place + turn, place, turn))
     return found
 

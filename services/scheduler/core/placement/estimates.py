@@ -2,11 +2,14 @@
 
     ttft_s     = max(wait_s, fetch_s) + prefill_s
     exposed_s  = x + (k-1) * max(0, x-y) for k chunks of compute y and transfer x, which delays
-                 the second token alone and counts `exposed_share` of its seconds
+                 the second token alone: it counts `exposed_share` of its seconds, and whole where
+                 the answer would miss its TPOT objective for it
     queue_s    = what the cards of both have to carry before, in the same measure
     link_s     = what moving its bytes delays others, in the same measure
     later_s    = prefill_s times the price of prefill: the delay of later requests
     slowdown_s = what one more stream costs the streams that are there
+    stall_s    = what computing the prompt beside them costs them, in the measure of exposed_s, if
+                 they have half of this answer's slack left
 
 (algorithms, section 3.1). Pure functions of a view.
 """
@@ -121,8 +124,7 @@ def evict_s(view: View, worker: Worker, pages: int) -> float:
 
 def slowdown_s(view: View, worker: Worker) -> float:
     """What one more stream costs all that are there."""
-    streams = worker.report.load.running_sequences + len(worker.charges)
-    return view.stream_s(worker) * streams * view.others
+    return view.stream_s(worker) * worker.streams() * view.others
 
 
 def spill_s(view: View, worker: Worker) -> float:
@@ -164,6 +166,8 @@ class Reader:
     link_price: float
     receiving_s: float
     """Until its card is free."""
+    slack_s: float
+    """That its TPOT objective leaves this request until its answer is complete."""
     least_s: float
     """A bound: it costs at least this much with any prefill worker at the usual link speed."""
 
@@ -176,7 +180,8 @@ def reader(view: View, worker: Worker, burden: dict[str, float]) -> Reader:
     link = view.world.learned.links.of(name, view.now)
     usual_s = costs.transfer_s(link, missing * worker.report.page_bytes)
     least_s = sum(burden.values()) + price * usual_s
-    return Reader(worker, burden, missing, price, view.receiving_s(name), least_s)
+    receiving_s, slack_s = view.receiving_s(name), view.slack_s(worker)
+    return Reader(worker, burden, missing, price, receiving_s, slack_s, least_s)
 
 
 def pair(view: View, at: Site, to: Reader) -> Option:
@@ -185,15 +190,17 @@ def pair(view: View, at: Site, to: Reader) -> Option:
     transfer_s = view.transfer_s(decode, at.worker, to.missing)
     tokens = view.ask.prompt_tokens - at.ready_blocks * at.worker.report.block_tokens
     chunks = max(1, math.ceil(tokens / view.weights.chunk_tokens))
+    queue_s = max(0.0, at.sending_s - at.ttft_s, to.receiving_s - at.ttft_s)
+    waiting_s = view.after_first_s(queue_s, to.slack_s)
+    handoff_s = queue_s + costs.exposed_s(at.prefill_s / chunks, transfer_s / chunks, chunks)
     terms = {
         "wait_s": max(at.wait_s, at.fetch.seconds) if at.fetch else at.wait_s,
         "prefill_s": at.prefill_s,
-        "exposed_s": view.weights.exposed_share
-        * costs.exposed_s(at.prefill_s / chunks, transfer_s / chunks, chunks),
+        "exposed_s": view.after_first_s(handoff_s, to.slack_s) - waiting_s,
         "later_s": at.later_s,
         "evict_s": at.evict_s,
         "link_s": at.link_s + to.link_price * transfer_s,
-        "queue_s": queue_s(view, at, to),
+        "queue_s": waiting_s,
         **to.burden,
     }
     note = f"{at.cached} blocks cached on {at.worker.report.worker}"
@@ -216,12 +223,11 @@ def pair(view: View, at: Site, to: Reader) -> Option:
 def together(view: View, at: Site, burden: dict[str, float]) -> Option:
     """Decode computes the prompt itself, between the steps of its streams."""
     worker = at.worker
-    streams = worker.report.load.running_sequences + len(worker.charges)
-    fixed_s = view.world.learned.costs(worker.report).step_s
+    stalled_s = view.after_first_s(_stalled_s(view, at), view.slack_s(worker) / 2)
     terms = {
         "wait_s": max(at.wait_s, at.fetch.seconds if at.fetch else 0.0),
         "prefill_s": at.prefill_s,
-        "stall_s": max(0.0, at.prefill_s - fixed_s) * streams * view.others,
+        "stall_s": stalled_s * worker.streams() * view.others,
         "evict_s": at.evict_s,
         "link_s": at.link_s,
         **burden,
@@ -241,12 +247,15 @@ def together(view: View, at: Site, burden: dict[str, float]) -> Option:
     )
 
 
+def _stalled_s(view: View, at: Site) -> float:
+    """By how much the steps that compute the prompt are longer than without it."""
+    beat = at.worker.report
+    left = view.ask.prompt_tokens - at.ready_blocks * beat.block_tokens
+    steps = math.ceil(left / view.chunk_tokens(at.worker))
+    plain_s = costs.decode_s(view.world.learned.costs(beat), at.worker.streams())
+    return max(0.0, at.prefill_s - steps * plain_s)
+
+
 def burden(view: View, decode: Worker) -> dict[str, float]:
     """What a decode worker's own streams suffer."""
     return {"slowdown_s": slowdown_s(view, decode), "spill_s": spill_s(view, decode)}
-
-
-def queue_s(view: View, at: Site, to: Reader) -> float:
-    """What the pages wait for their turn on both cards once they are computed."""
-    begins_s = max(at.sending_s, to.receiving_s)
-    return view.weights.exposed_share * max(0.0, begins_s - at.ttft_s)

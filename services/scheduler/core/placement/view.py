@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -261,17 +262,31 @@ class View:
         return seconds * self.world.trust.factor(worker.report.worker)
 
     def prefill_s(self, worker: Worker, cached: int) -> float:
-        """To compute what is left of the prompt after so many blocks."""
+        """To compute what is left of the prompt after so many blocks: on a decode worker in chunks
+        beside what runs there."""
         beat, world = worker.report, self.world
+        known = world.learned.costs(beat)
         tokens = cached * beat.block_tokens
-        seconds = costs.prefill_s(
-            world.learned.costs(beat), self.ask.prompt_tokens - tokens, tokens
-        )
+        left = self.ask.prompt_tokens - tokens
+        if beat.load.step_tokens:
+            chunk = self.chunk_tokens(worker)
+            seconds = costs.filled_s(known, left, tokens, chunk, worker.streams())
+        else:
+            seconds = costs.prefill_s(known, left, tokens)
         return seconds * world.trust.factor(beat.worker)
+
+    def chunk_tokens(self, worker: Worker) -> int:
+        """Of this prompt in one step there: all of it where nothing else runs."""
+        most, streams = worker.report.load.step_tokens, worker.streams()
+        if most and streams:
+            return max(most - streams, worker.report.block_tokens)
+        return self.ask.prompt_tokens
 
     def prefilling(self, worker: Worker) -> Callable[[int], float]:
         """The same as a function of the blocks."""
         beat, world = worker.report, self.world
+        if beat.load.step_tokens:
+            return partial(self.prefill_s, worker)
         known, factor = world.learned.costs(beat), world.trust.factor(beat.worker)
         size, prompt = beat.block_tokens, self.ask.prompt_tokens
 
@@ -333,6 +348,33 @@ class View:
         context = self.ask.prompt_tokens + self.expected_tokens / 2
         step_s = known.costs(beat).decode_sequence_s + known.context_token_s(beat) * context
         return step_s * self.expected_tokens
+
+    def slack_s(self, decode: Worker) -> float:
+        """What the TPOT objective leaves this request, over all tokens of its answer, beyond the
+        steps that it would have there."""
+        streams = decode.streams() + 1
+        context = decode.pages_used() * decode.report.block_tokens + self.ask.prompt_tokens
+        step_s = self._shared_s(decode, self.step_s(decode, streams, context))
+        spare_s = self.tpot_slo_s - step_s
+        return spare_s * self.expected_tokens if spare_s > 0.0 else 0.0
+
+    def _shared_s(self, decode: Worker, step_s: float) -> float:
+        """A mean decode step, when prompts share as many of them as they do now."""
+        beat = decode.report
+        chunk, busy = beat.load.step_tokens, self.world.paces.busy(beat.worker, self.now)
+        if not (chunk and busy > 0.0 and step_s > 0.0):
+            return step_s
+        known, busy = self.world.learned.costs(beat), min(1.0, busy)
+        filled_s = max(step_s, costs.filled_s(known, chunk, 0, chunk, decode.streams()))
+        return 1.0 / ((1.0 - busy) / step_s + busy / filled_s)
+
+    def after_first_s(self, seconds: float, slack_s: float) -> float:
+        """What a delay after the first token counts: a share, as far as the answer keeps to its
+        TPOT objective all the same, and whole beyond."""
+        beyond_s = seconds - slack_s
+        if beyond_s <= 0.0:
+            return self.weights.exposed_share * seconds
+        return self.weights.exposed_share * slack_s + beyond_s
 
     def link_price(self, reader: WorkerId) -> float:
         """The same for a second of a reader's link, never nothing."""

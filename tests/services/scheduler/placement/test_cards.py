@@ -26,7 +26,7 @@ def test_who_waits_long_lends_its_blocks_to_who_is_idle() -> None:
     assert placement.estimated_ttft_s < 0.1
     slow = cluster("baton", workers)
     links_carry(slow, 1e6)
-    assert where(placed(slow, whole(), 0.5)) == "prefill-0"
+    assert where(placed(slow, whole(tpot_slo_s=60.0), 0.5)) == "prefill-0"
     idle = cluster("baton", {"prefill-0": (100, 0.0), "prefill-1": (0, 0.0)})
     placement = placed(idle, whole(), 0.5)
     assert where(placement) == "prefill-0" and placement.fetch_from is None
@@ -64,6 +64,15 @@ def test_pages_go_where_both_cards_are_free() -> None:
     assert {d for _, d in seen[:2]} == {"decode-0", "decode-1"}
     terms = [c.terms for c in placed(machine, fresh("r9", 20, first=20_000), 0.5).candidates]
     assert all(found["queue_s"] > 0.0 for found in terms)
+
+
+def test_beyond_its_objective_an_answer_is_hastened_by_computing_beside_the_link() -> None:
+    """The link takes most of a minute either way; pages that follow each chunk are there sooner."""
+    workers = {"prefill-0": (100, 1.9), "prefill-1": (0, 0.0)}
+    for tpot_slo_s, expected in ((60.0, "prefill-0"), (0.1, "prefill-1")):
+        machine = cluster("baton", workers)
+        links_carry(machine, 1e6)
+        assert where(placed(machine, whole(tpot_slo_s=tpot_slo_s), 0.5)) == expected
 
 
 def test_a_card_that_is_free_before_the_prompt_is_computed_delays_nothing() -> None:
