@@ -141,18 +141,6 @@ def exposed_s(compute_s: float, transfer_s: float, chunks: int) -> float:
     return transfer_s + (chunks - 1) * max(0.0, transfer_s - compute_s)
 
 
-def learned_bandwidth(
-    link: LinkCosts, size_bytes: int, seconds: float, nominal: float
-) -> LinkCosts:
-    """The link after one more measured transfer: moving average with weight 0.3, held within
-    0.1 to 10 times the nominal bandwidth. Transfers too short to tell anything are ignored."""
-    moving_s = seconds - link.setup_s
-    if size_bytes <= 0 or moving_s <= 0:
-        return link
-    averaged = 0.7 * link.bytes_per_s + 0.3 * size_bytes / moving_s
-    return LinkCosts(link.setup_s, min(10 * nominal, max(0.1 * nominal, averaged)))
-
-
 def _tokens_s(costs: Costs, new_tokens: int, cached_tokens: int) -> float:
     total = new_tokens + cached_tokens
     return costs.token_s * new_tokens + costs.pair_s * (total**2 - cached_tokens**2)

@@ -75,13 +75,3 @@ def test_only_the_last_transfer_shows_when_compute_is_longer() -> None:
     assert model.exposed_s(0.2, 0.1, 5) == pytest.approx(0.1)
     assert model.exposed_s(0.1, 0.3, 5) == pytest.approx(0.3 + 4 * 0.2)
     assert model.exposed_s(0.1, 0.3, 0) == 0.0
-
-
-def test_bandwidth_is_learned_within_bounds() -> None:
-    link = LinkCosts(0.001, 1e9)
-    learned = model.learned_bandwidth(link, 10**9, 0.501, 1e9)
-    assert learned.bytes_per_s == pytest.approx(0.7e9 + 0.3 * 2e9)
-    for _ in range(100):
-        learned = model.learned_bandwidth(learned, 10**6, 100.0, 1e9)
-    assert learned.bytes_per_s == pytest.approx(0.1e9)
-    assert model.learned_bandwidth(link, 10**6, 0.0005, 1e9) == link

@@ -12,7 +12,8 @@ from services.decode.core.memory import Memory
 from services.decode.core.pulls import Pulls, PullState
 from services.decode.core.sealing import Sealing
 from services.decode.core.sequences import Fetch, Sequence, Stage
-from shared.costs import chunked_prefill_s, learned_bandwidth, transfer_s
+from shared.bandwidth import Bandwidth
+from shared.costs import chunked_prefill_s, transfer_s
 from shared.dataplane.plane import PageRead
 from shared.ids import BlockHash
 from shared.wire.blocks import BlocksFound, LookupBlocks, ReleaseBlocks
@@ -26,14 +27,14 @@ class Fetching:
         self._memory = memory
         self._pulls = pulls
         self._sealing = sealing
-        self._link = desk.rules.pool_link
+        self.speed = Bandwidth(desk.rules.pool_link)
         self._last = 0
 
     def come_back(self, sequence: Sequence, now: float) -> None:
         """The sequence has its pages again: fetch what it lacks, or let it compute."""
         kept = min(sequence.kept_blocks, self._memory.reusable_blocks(sequence))
         pool = sequence.job.kvpool
-        if pool is None or not self._pays(sequence.sealed, kept, sequence.block_tokens):
+        if pool is None or not self._pays(sequence, kept, now):
             self._compute(sequence, now, "back with pages")
             return
         self._last += 1
@@ -88,9 +89,8 @@ class Fetching:
                 self._memory.settle(pull.targets)
         elif event.error is None:
             pull.verify_s = now
-            nominal = self._desk.rules.pool_link.bytes_per_s
-            seconds = now - pull.started_s
-            self._link = learned_bandwidth(self._link, event.bytes, seconds, nominal)
+            if event.bytes > 0 and now > pull.started_s:
+                self.speed.add(event.bytes, now - pull.started_s, now)
             pages = tuple(page.page for page in pull.targets)
             self._desk.out.append(Verify(pull.number, pages))
         else:
@@ -127,14 +127,16 @@ class Fetching:
         self._compute(sequence, now, f"{run} blocks came from the pool")
         self._sealing.advance([sequence])
 
-    def _pays(self, sealed: int, kept: int, block_tokens: int) -> bool:
-        rules, blocks = self._desk.rules, kept - sealed
+    def _pays(self, sequence: Sequence, kept: int, now: float) -> bool:
+        rules, sealed, block_tokens = self._desk.rules, sequence.sealed, sequence.block_tokens
+        blocks = kept - sealed
         if blocks <= 0:
             return False
         compute_s = chunked_prefill_s(
             rules.costs, blocks * block_tokens, sealed * block_tokens, rules.step_tokens
         )
-        return transfer_s(self._link, max(1, blocks * rules.page_bytes)) < compute_s
+        link = self.speed.link if self.speed.known(now) else rules.pool_link
+        return transfer_s(link, max(1, blocks * rules.page_bytes)) < compute_s
 
     def _compute(self, sequence: Sequence, now: float, why: str) -> None:
         sequence.fetch = None

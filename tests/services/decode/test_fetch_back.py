@@ -86,6 +86,20 @@ def test_computing_again_is_chosen_where_it_is_cheaper() -> None:
         assert rig.pool.asked == 0
 
 
+def test_a_pool_that_was_slow_is_asked_again_after_a_minute() -> None:
+    """Who is never asked is never measured: such a belief has to end by itself."""
+    for later_s, asked in ((1.0, False), (61.0, True)):
+        rig, jobs = tight(), crowd()
+        for _ in range(20):
+            rig.machine.fetching.speed.add(1, 1e6, rig.now)
+        rig.tick(later_s)
+        for one in jobs:
+            rig.submit(one)
+        end(rig, jobs)
+        assert rig.machine.counts["preemptions"] >= 1
+        assert (rig.pool.asked > 0) is asked
+
+
 def test_a_block_that_the_pool_spoilt_is_computed() -> None:
     rig, jobs = tight(), crowd()
     question = until_fetching(rig, jobs)
