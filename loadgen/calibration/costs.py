@@ -2,7 +2,8 @@
 
 {"format":"baton.costs/1","name":"run-…","step_s":…,"token_s":…,"pair_s":…,"decode_step_s":…,
  "decode_token_s":…,"decode_sequence_s":…,"setup_s":…,"bytes_per_s":…,"front_s":…,
- "kv_token_bytes":…,"kv_tokens":…,"chunk_tokens":…,"beside":…}
+ "kv_token_bytes":…,"kv_tokens":…,"chunk_tokens":…,"beside":…,"copy_setup_s":…,
+ "copy_bytes_per_s":…}
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Costs:
     """Of the longest chunk that was seen."""
     beside: float = 1.0
     """How many times as long a step takes while the other worker computes."""
+    copy_setup_s: float = 0.0
+    copy_bytes_per_s: float = 0.0
+    """Of a pool node that copies a prompt's pages; 0: there was none."""
 
     def price(self) -> Price:
         """One worker on one device."""
@@ -59,6 +63,12 @@ class Costs:
 
     def link(self) -> Link:
         return Link(bytes_per_s=self.bytes_per_s, setup_s=self.setup_s)
+
+    def pool_link(self) -> Link | None:
+        """None where no pool node was seen."""
+        if not self.copy_bytes_per_s:
+            return None
+        return Link(bytes_per_s=self.copy_bytes_per_s, setup_s=self.copy_setup_s)
 
 
 def write(costs: Costs, path: Path) -> None:

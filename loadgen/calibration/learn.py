@@ -39,8 +39,18 @@ def learn(
     steps = _steps(rows, _generating(traces))
     if not steps:
         raise RunError("no answer has two tokens: nothing tells what a decode step costs")
-    for seen, name in ((chunks, "decode.generate"), (steps, "prefill.chunk")):
-        busy = Busy.of(when(span) for spans in traces for span in named(spans, name))
+    copies = [seen for spans in traces for seen in _copies(spans)]
+    computing, decoding = (
+        [when(span) for spans in traces for span in named(spans, name)]
+        for name in ("prefill.chunk", "decode.generate")
+    )
+    copying = [seen.span for seen in copies]
+    for seen, others in (
+        (chunks, decoding + copying),
+        (steps, computing + copying),
+        (copies, computing + decoding),
+    ):
+        busy = Busy.of(others)
         for one in seen:
             one.share = busy.share(*one.span)
     beside = factor(lambda value: _off(chunks, value) + _off(steps, value))
@@ -49,6 +59,7 @@ def learn(
     setup_s, byte_s = 0.0, 1 / _FASTEST
     if handoffs:
         setup_s, byte_s = fit([(1.0, size) for size, _ in handoffs], [s for _, s in handoffs])
+    copy_s = _fitted(copies, beside) if copies else _NOTHING
     ways = sorted(_ways(rows, traces))
     costs = Costs(
         name=run,
@@ -65,6 +76,8 @@ def learn(
         kv_tokens=kv_tokens,
         chunk_tokens=max(round(seen.columns[1]) for seen in chunks),
         beside=beside,
+        copy_setup_s=copy_s[0],
+        copy_bytes_per_s=1 / max(copy_s[1], 1 / _FASTEST) if copies else 0.0,
     )
     observations = {"chunks": len(chunks), "answers": len(steps), "handoffs": len(handoffs)}
     off = {"prefill": _off(chunks, beside), "decode": _off(steps, beside)}
@@ -73,6 +86,7 @@ def learn(
 
 _Columns = tuple[float, float, float]
 _NEVER: Final = (0, 0)
+_NOTHING: Final = (0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -80,13 +94,14 @@ class _Seen:
     """One observation."""
 
     columns: _Columns
-    """(1, new tokens, pairs) of a chunk; (1, context, sequences) of an answer's steps."""
+    """(1, new tokens, pairs) of a chunk; (1, context, sequences) of an answer's steps; (1, bytes,
+    0) of a copy."""
     seconds: float
-    """Of the chunk; of a token of the answer."""
+    """Of the chunk, or the copy; of a token of the answer."""
     span: tuple[int, int] = _NEVER
     """When, in nanoseconds."""
     share: float = 0.0
-    """Of that time, while the other kind of work was under way."""
+    """Of that time, while other kinds of work were under way."""
 
 
 def _chunks(spans: Sequence[Mapping[str, Any]]) -> list[_Seen]:
@@ -165,13 +180,20 @@ def _handoffs(spans: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float
         yield float(told["baton.transfer.bytes_raw"]), (max(there) - max(computed)) / 1e9
 
 
-def _pulls(spans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Reads of a decode worker that tell how much they brought."""
+def _copies(spans: Sequence[Mapping[str, Any]]) -> Iterator[_Seen]:
+    """Each read of a pool node."""
+    for span in _pulls(spans, "kvpool"):
+        size = float(span["attributes"]["baton.transfer.bytes_raw"])
+        yield _Seen((1.0, size, 0.0), seconds(span), when(span))
+
+
+def _pulls(spans: Sequence[Mapping[str, Any]], reader: str = "decode") -> list[Mapping[str, Any]]:
+    """Reads of such a worker that tell how much they brought."""
     found = []
     for span in named(spans, "transfer.pull"):
         told = span.get("attributes") or {}
         whole = told.get("baton.transfer.bytes_raw") and told.get("baton.transfer.pages")
-        if whole and span.get("service", "decode").endswith("decode"):
+        if whole and span.get("service", "decode").endswith(reader):
             found.append(span)
     return found
 

@@ -63,13 +63,16 @@ def workload(name: str, rows: Sequence[Served], share: float, template: int = 0)
 
 def design(costs: Costs, prefills: int, decodes: int) -> Design:
     """The local cluster, with the rules that are its defaults."""
-    price = costs.price()
+    price, pool_link = costs.price(), costs.pool_link()
     return Design(
         prefills=prefills,
         decodes=decodes,
         prefill=price,
         decode=price,
         link=costs.link(),
+        kvpools=0 if pool_link is None else 1,
+        kvpool_tokens=costs.kv_tokens,
+        kvpool_link=pool_link,
         front_s=costs.front_s,
         block_tokens=BLOCK_TOKENS,
         chunk_tokens=max(BLOCK_TOKENS, costs.chunk_tokens // BLOCK_TOKENS * BLOCK_TOKENS),

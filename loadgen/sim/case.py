@@ -65,6 +65,7 @@ class Shape:
     prefill_pages: int = 24
     decode_pages: int = 24
     kvpool_pages: int = 24
+    kvpool_pull_pages: int = 4
     chunk_tokens: int = 8
     step_tokens: int = 12
     max_sequences: int = 8

@@ -43,7 +43,7 @@ class KvPoolHost(Worker):
             lease_s=self.scene.case.shape.lease_s,
             waiting_offers=4,
             running_offers=2,
-            pull_pages=4,
+            pull_pages=self.scene.case.shape.kvpool_pull_pages,
             pull_timeout_s=self.scene.pace.pull_s,
             leases=8,
         )

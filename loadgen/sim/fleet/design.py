@@ -37,6 +37,8 @@ class Design:
     gateways: int = 1
     kvpools: int = 0
     kvpool_tokens: int = 0
+    kvpool_link: Link | None = None
+    """With which pool nodes read; None: like all others."""
     chunk_tokens: int = 2_048
     """Prompt tokens of one prefill step."""
     step_tokens: int = 512

@@ -21,7 +21,7 @@ from loadgen.sim.fleet.direct_bus import DirectBus
 from loadgen.sim.fleet.garbage import rare
 from loadgen.sim.fleet.links import LinkFabric, Moved
 from loadgen.sim.fleet.plain import unguarded
-from loadgen.sim.fleet.priced_engine import PricedEngine, PricedWorks
+from loadgen.sim.fleet.priced_engine import PricedEngine, PricedWorks, SharedHost
 from loadgen.sim.fleet.scripts import Scripts
 from loadgen.sim.gateway_host import GatewayHost
 from loadgen.sim.hosts import build, names
@@ -36,6 +36,8 @@ WARM_S: Final = 4.0
 """All hosts have joined and been heard before the first request is sent."""
 _FOREVER_S: Final = 1e7
 _MANY: Final = 1 << 40
+_PULL_PAGES: Final = 64
+"""In one read of a pool node, as live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,9 @@ class Fleet:
         self._workload = workload
         self._scripts = Scripts(workload)
         self._check_room()
-        self.scene = _scene(design, seed)
-        self.links = LinkFabric(self.scene, design.link)
+        host = SharedHost(design.beside) if design.beside > 1.0 else None
+        self.scene = _scene(design, PricedWorks(design, host), seed)
+        self.links = LinkFabric(self.scene, design, host)
         self.scene.bus, self.scene.plane = DirectBus(self.scene), self.links
         self.scene.crash = _never
         for name in names(self.scene.case.shape):
@@ -179,7 +182,7 @@ class Fleet:
         )
 
 
-def _scene(design: Design, seed: int) -> Scene:
+def _scene(design: Design, works: PricedWorks, seed: int) -> Scene:
     size = design.block_tokens
     shape = Shape(
         gateways=design.gateways,
@@ -189,6 +192,7 @@ def _scene(design: Design, seed: int) -> Scene:
         prefill_pages=design.prefill_tokens // size,
         decode_pages=design.decode_tokens // size,
         kvpool_pages=max(1, design.kvpool_tokens // size),
+        kvpool_pull_pages=_PULL_PAGES,
         chunk_tokens=design.chunk_tokens,
         step_tokens=design.budget_tokens,
         alone_tokens=max(design.budget_tokens, design.chunk_tokens),
@@ -215,7 +219,7 @@ def _scene(design: Design, seed: int) -> Scene:
         chance=random.Random(f"fleet world {seed}"),
         clocks={name: HostClock(0.0) for name in names(shape)},
         cuts=Cuts(()),
-        works=PricedWorks(design),
+        works=works,
         pace=Pace(
             heartbeat_s=design.heartbeat_s,
             lost_after_s=1e9,

@@ -1,14 +1,16 @@
 """The data plane of a performance run: each worker has a card that sends and one that receives, one
-transfer after the other at full bandwidth.
+transfer after the other at full bandwidth. Where all share the cores of one host, what a pool node
+copies is work for these.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from loadgen.sim.fleet.design import Link
+from loadgen.sim.fleet.design import Design, Link
+from loadgen.sim.fleet.priced_engine import SharedHost
 from loadgen.sim.flight import ReadOutcome
 from loadgen.sim.plane import Ask, PageFabric, PageHost
 from loadgen.sim.scene import Scene
@@ -33,10 +35,11 @@ class Moved:
 class LinkFabric(PageFabric):
     """Keeps the contract of `Plane.read`; nothing is ever lost."""
 
-    def __init__(self, scene: Scene, link: Link) -> None:
+    def __init__(self, scene: Scene, design: Design, host: SharedHost | None = None) -> None:
         super().__init__(scene)
         self.moved = Moved()
-        self._link = link
+        self._link, self._pool_link = design.link, design.kvpool_link or design.link
+        self._host = host
         self._sends_s: defaultdict[str, float] = defaultdict(float)
         self._receives_s: defaultdict[str, float] = defaultdict(float)
         self._samples: defaultdict[str, deque[LinkSample]] = defaultdict(lambda: deque(maxlen=MOST))
@@ -54,7 +57,7 @@ class LinkFabric(PageFabric):
         owner = self._hosts[ask.address]
         asked_s = self._scene.heap.now_s
         arrives = owner.guarded(lambda: self._serve(reader, owner, ask, asked_s, done))
-        self._scene.heap.after(self._link.setup_s / 2, arrives)
+        self._scene.heap.after(self._of(reader).setup_s / 2, arrives)
 
     def _serve(
         self,
@@ -64,33 +67,49 @@ class LinkFabric(PageFabric):
         asked_s: float,
         done: Callable[[ReadOutcome], None],
     ) -> None:
-        heap = self._scene.heap
+        heap, link = self._scene.heap, self._of(reader)
         read = owner.open_read(ask.ticket, [(page.source, page.generation) for page in ask.reads])
         if read is None:
             stale = reader.guarded(lambda: done(ReadOutcome(Code.STALE)))
-            heap.after(self._link.setup_s / 2, stale)
+            heap.after(link.setup_s / 2, stale)
             return
         size_bytes = len(ask.reads) * owner.memory.page_bytes
         alone_s = max(asked_s, self._receives_s[reader.name])
-        begins_s = max(heap.now_s, self._sends_s[owner.name], self._receives_s[reader.name])
-        ends_s = begins_s + size_bytes / self._link.bytes_per_s
-        self._sends_s[owner.name] = self._receives_s[reader.name] = ends_s
-        lands_s = ends_s + self._link.setup_s / 2
-        self.moved.reads += 1
-        self.moved.size_bytes += size_bytes
-        self.moved.seconds += lands_s - asked_s
-        self.moved.by_owner[owner.name.partition("-")[0]] += size_bytes
 
         def close() -> None:
             owner.close_read(read)
 
         def landed() -> None:
-            sample = LinkSample(WorkerId(owner.name), size_bytes, lands_s - alone_s)
+            self.moved.seconds += heap.now_s - asked_s
+            sample = LinkSample(WorkerId(owner.name), size_bytes, heap.now_s - alone_s)
             self._samples[reader.name].append(sample)
             done(ReadOutcome(None, True, size_bytes))
 
-        heap.at(lands_s, owner.guarded(close))
-        heap.at(lands_s, reader.guarded(landed))
+        self.moved.reads += 1
+        self.moved.size_bytes += size_bytes
+        self.moved.by_owner[_role(owner)] += size_bytes
+        moving_s = size_bytes / link.bytes_per_s
+        ends = owner.guarded(close), reader.guarded(landed)
+        if self._host is not None and _role(reader) == "kvpool":
+            self._host.run(heap, link.setup_s / 2 + moving_s, lambda: _each(ends))
+            return
+        begins_s = max(heap.now_s, self._sends_s[owner.name], self._receives_s[reader.name])
+        ends_s = begins_s + moving_s
+        self._sends_s[owner.name] = self._receives_s[reader.name] = ends_s
+        for end in ends:
+            heap.at(ends_s + link.setup_s / 2, end)
+
+    def _of(self, reader: PageHost) -> Link:
+        return self._pool_link if _role(reader) == "kvpool" else self._link
 
     def forget(self, reader: PageHost, address: str) -> None:
         """No link is ever closed."""
+
+
+def _each(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _role(host: PageHost) -> str:
+    return host.name.partition("-")[0]

@@ -59,14 +59,14 @@ class SharedHost:
     def __init__(self, slower: float) -> None:
         self._slower = slower
         self._left_s: dict[int, float] = {}
-        """Of each running step, what it would still take alone."""
+        """Of each that runs, what it would still take alone."""
         self._ended: dict[int, Callable[[], None]] = {}
         self._last = 0
         self._since_s = 0.0
         self._plan = 0
 
     def run(self, heap: EventHeap, alone_s: float, ended: Callable[[], None]) -> None:
-        """A step begins now."""
+        """A step, or a copy, begins now."""
         self._pass(heap.now_s)
         self._last += 1
         self._left_s[self._last], self._ended[self._last] = alone_s, ended
@@ -107,10 +107,10 @@ class PricedWorks:
     """Engines of one design. A pipeline is as many workers as it has stages, which share them: each
     runs its own steps, and so many are under way at once."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, host: SharedHost | None = None) -> None:
         self._design = design
         self._pipelines: dict[tuple[str, int], Pipeline] = {}
-        self._host = SharedHost(design.beside) if design.beside > 1.0 else None
+        self._host = host
         self.model = ServedModel(
             digest="priced",
             tokenizer_digest="priced",
