@@ -20,6 +20,7 @@ from tests.services.scheduler.placement.scenes import (
     cluster,
     core,
     fresh,
+    links_carry,
     site,
     view,
     where,
@@ -177,6 +178,7 @@ def test_mooncake_copies_when_the_best_match_is_more_than_twice_its_own() -> Non
         "mooncake_conductor",
         {"prefill-0": (100, 5.0), "prefill-1": (40, 0.0), "prefill-2": (60, 0.0)},
     )
+    links_carry(machine, 1e9)
     ranked = machine.deciding.placer.policy.decide(
         view(machine, whole()), machine.deciding.placer._split(view(machine, whole()), 16)[1]
     )
