@@ -197,6 +197,7 @@ class Balance:
             context_token_s=learned.context_token_s(decode),
             decode_pages=min(worker.report.load.pages_total for worker in decodes),
             block_tokens=decode.block_tokens,
+            step_tokens=decode.load.step_tokens,
         )
 
     def _idlest(self, proposal: Proposal) -> Worker | None:

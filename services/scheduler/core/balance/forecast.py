@@ -17,7 +17,8 @@ from shared.costs import WorkCosts
 
 _BUSY_MOST: Final = 0.95
 _CHUNK_TOKENS: Final = 256
-"""Of a step that several short prompts, or a prompt and running answers, share."""
+"""Of a step that several short prompts share, or a prompt and running answers where no worker
+tells."""
 _SPREAD: Final = 0.1
 """Of the logarithm of a step's time around its mean."""
 _ROUNDS: Final = 30
@@ -35,6 +36,8 @@ class Speeds:
     decode_pages: int
     """Of one worker."""
     block_tokens: int
+    step_tokens: int = 0
+    """Of one step of a decode worker; 0: nobody tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,10 @@ def forecast(load: Load, split: Split, speeds: Speeds) -> Forecast:
 def _colocated(load: Load, workers: int, speeds: Speeds) -> Forecast:
     """Steps carry a chunk of a prompt and a token of every running answer. They slow one another:
     the fixed point is found by iteration."""
-    each = [max(1, math.ceil(s.new_tokens / _CHUNK_TOKENS)) for s in load.samples]
+    chunk = speeds.step_tokens or _CHUNK_TOKENS
+    each = [max(1, math.ceil(s.new_tokens / chunk)) for s in load.samples]
     whole = [
-        costs.chunked_prefill_s(speeds.decode, s.new_tokens, s.cached_tokens, _CHUNK_TOKENS)
+        costs.chunked_prefill_s(speeds.decode, s.new_tokens, s.cached_tokens, chunk)
         for s in load.samples
     ]
     step_s = _step_s(speeds, 1.0, 0.0)

@@ -73,6 +73,19 @@ def test_colocated_pays_for_prompts_with_the_time_of_answers() -> None:
     assert heavy.tpot_s > 1.5 * light.tpot_s
 
 
+def test_colocated_steps_are_as_long_as_the_workers_say() -> None:
+    """400 tokens in steps of 32 pay the fixed part thirteen times; answers come faster for it."""
+    short, long = (
+        forecast(load(0.5), Split(0, 2), dataclasses.replace(SPEEDS, step_tokens=tokens))
+        for tokens in (32, 512)
+    )
+    assert short.prefill_busy > 1.2 * long.prefill_busy
+    assert short.ttft_met < long.ttft_met
+    assert short.tpot_s < long.tpot_s
+    silent = forecast(load(0.5), Split(0, 2), SPEEDS)
+    assert silent == forecast(load(0.5), Split(0, 2), dataclasses.replace(SPEEDS, step_tokens=256))
+
+
 def test_no_decode_worker_keeps_nothing_and_no_load_asks_nothing() -> None:
     assert forecast(load(1.0), Split(3, 0), SPEEDS).goodput == 0.0
     assert forecast(Load(0.0, (), 0, needs_prefill=False), Split(1, 1), SPEEDS).attainment == 1.0
