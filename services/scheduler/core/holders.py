@@ -43,12 +43,22 @@ class HolderTable:
         """Estimated, with the sets that holders keep."""
         return BLOCK_BYTES * len(self) + HOLDING_BYTES * self._holdings
 
-    def slots(self, block: bytes) -> int:
-        """Slots that hold it; 0: nobody."""
-        found = self._young.get(block, 0)
-        if found or not self._old:
-            return found or self._dying.get(block, 0)
-        return self._old.get(block, 0) or self._dying.get(block, 0)
+    def look(self, among: int) -> Callable[[BlockHash], int]:
+        """Who holds a block by its name, of the slots in a mask."""
+        young, old, dying = self._young.get, self._old.get, self._dying.get
+        ageing = self.ageing
+
+        def one(name: BlockHash) -> int:
+            try:
+                block = _FROM_HEX(name)
+            except ValueError:
+                return 0
+            found = young(block, 0)
+            if not found and ageing:
+                found = old(block, 0) or dying(block, 0)
+            return found & among
+
+        return one
 
     def lookup(self, among: int) -> Callable[[Sequence[BlockHash]], Iterator[int]]:
         """The same for one name after the other, of the slots in a mask."""

@@ -79,9 +79,10 @@ class PrefixIndex:
     def match(self, hashes: Sequence[BlockHash], now: float) -> Match:
         """The chain of one request against all caches."""
         predicted = self._predictions.depths(hashes, now)
-        found = Match(hashes, self._look, predicted, self._table.lookup(self.slots.alive))
-        if self._table.ageing:
-            deepest = found.deepest(self.slots.alive, 1)
+        table, alive = self._table, self.slots.alive
+        found = Match(hashes, table.look(alive), predicted, table.lookup(alive))
+        if table.ageing:
+            deepest = found.deepest(alive, 1)
             if deepest:
                 self._touched.append((hashes, deepest[0][1]))
         return found
@@ -104,7 +105,7 @@ class PrefixIndex:
 
     def holders(self, block: BlockHash) -> Iterator[tuple[WorkerId, str]]:
         """Who holds this block, and in which tier."""
-        return self.slots.owners(self._look(block))
+        return self.slots.owners(self._table.look(self.slots.alive)(block))
 
     def listed(self, worker: WorkerId) -> int:
         """How many of its blocks are known."""
@@ -214,13 +215,6 @@ class PrefixIndex:
             stream.snapshot = None
 
     # -- inside --------------------------------------------------------------------------
-
-    def _look(self, block: BlockHash) -> int:
-        try:
-            name = _FROM_HEX(block)
-        except ValueError:
-            return 0
-        return self._table.slots(name) & self.slots.alive
 
     def _begin_snapshot(self, stream: Stream, cause: str) -> bool:
         if not stream.begin_snapshot():
