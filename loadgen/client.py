@@ -53,7 +53,8 @@ async def send_all(target: Target, schedule: Sequence[float], texts: Sequence[Pr
                 if delay_s > 0:
                     await asyncio.sleep(delay_s)
                 rows.append(Row(number, prompt.group, intended_s, trace_id=""))
-                tasks.create_task(client.chat(prompt.text, rows[-1]), name=f"request-{number}")
+                chat = client.chat(prompt.text, rows[-1], max_tokens=prompt.max_tokens)
+                tasks.create_task(chat, name=f"request-{number}")
     return rows
 
 
@@ -65,9 +66,18 @@ class ChatClient:
         self._target = target
         self._started = started
 
-    async def chat(self, text: str, row: Row, on_text: Callable[[str], None] | None = None) -> None:
-        """Send one chat and fill `row`. `on_text` sees each piece of content."""
-        body = {"messages": [{"role": "user", "content": text}]}
+    async def chat(
+        self,
+        text: str,
+        row: Row,
+        on_text: Callable[[str], None] | None = None,
+        max_tokens: int = 0,
+    ) -> None:
+        """Send one chat and fill `row`. `on_text` sees each piece of content; `max_tokens` 0: as
+        the target has it."""
+        body: dict[str, object] = {"messages": [{"role": "user", "content": text}]}
+        if max_tokens:
+            body["max_tokens"] = max_tokens
         await self._send("/v1/chat/completions", body, row, on_text)
 
     async def complete(self, prompt: list[int], row: Row) -> None:
@@ -87,7 +97,7 @@ class ChatClient:
         try:
             async with self._session.post(
                 f"{self._target.base_url}{path}",
-                data=orjson.dumps({**asked, **self._wishes()}),
+                data=orjson.dumps({**self._wishes(), **asked}),
                 headers={**headers, "Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=self._target.timeout_s),
             ) as response:

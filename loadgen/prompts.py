@@ -35,6 +35,8 @@ class Prompt:
 
     text: str
     group: int
+    max_tokens: int = 0
+    """Of its answer; 0: what is asked of all."""
 
 
 def build(plan: PromptPlan, count: int) -> list[Prompt]:

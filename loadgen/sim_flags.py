@@ -82,6 +82,7 @@ def design(options: argparse.Namespace) -> Design:
         link=learnt.link() if learnt else Link(bytes_per_s=options.link_gb * GIGA),
         front_s=learnt.front_s if learnt else 0.0,
         beside=learnt.beside if learnt else 1.0,
+        copy_beside=learnt.copy_beside if learnt else 1.0,
         kvpools=1 if learnt and learnt.copy_bytes_per_s else 0,
         kvpool_tokens=learnt.kv_tokens if learnt else 0,
         kvpool_link=learnt.pool_link() if learnt else None,

@@ -14,7 +14,7 @@ import itertools
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -41,22 +41,23 @@ _USAGE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Words of prompts in turn, tokens an answer, share of words that others have too."""
+    """Words of prompts and tokens of answers, each in turn; share of words that others have too."""
 
     name: str
     words: tuple[int, ...]
-    tokens: int
+    tokens: tuple[int, ...]
     share: float = 0.0
 
 
-CALIBRATES: Final = Load("calibrates", (32, 280, 120), 24)
-"""Of several lengths: one alone does not tell what a token costs from what a step costs."""
+CALIBRATES: Final = Load("calibrates", (32, 280, 120), (16, 40))
+"""Of several lengths: one alone does not tell what a token costs from what a step costs, nor what
+follows each prompt once, as its copy in the pool, from what its length costs each step."""
 _GROUPS: Final = (1, 4, 1, 2, 8)
 """Requests at once, in turn."""
 COMPARED: Final = (
-    Load("long answers", (48,), 48),
-    Load("long prompts", (320,), 12),
-    Load("shared prompts", (200,), 24, 0.75),
+    Load("long answers", (48,), (48,)),
+    Load("long prompts", (320,), (12,)),
+    Load("shared prompts", (200,), (24,), 0.75),
 )
 
 
@@ -168,8 +169,13 @@ async def _sent(
         for words in load.words
     ]
     drawn = [prompts.build(plan, options.count) for plan in plans]
-    texts = [drawn[n % len(drawn)][n] for n in range(options.count)]
-    target = Target(cluster.url, "", load.tokens, temperature=0.0, ignore_eos=True, timeout_s=300.0)
+    texts = [
+        replace(drawn[n % len(drawn)][n], max_tokens=load.tokens[n % len(load.tokens)])
+        for n in range(options.count)
+    ]
+    target = Target(
+        cluster.url, "", max(load.tokens), temperature=0.0, ignore_eos=True, timeout_s=300.0
+    )
     return await send_all(target, schedule, texts)
 
 

@@ -1,7 +1,8 @@
-"""How much slower a step is while another worker computes on the same host, learnt from spans.
+"""How much slower a step is while another worker computes on the same host, or a pool node copies,
+learnt from spans.
 
-Chunks of prompts and runs of decode steps each know the share of their time in which the other kind
-was at work. The factor is the one with which both fits are off least: 1 on workers with devices of
+Chunks of prompts and runs of decode steps each know the shares of their time in which others were
+at work. The factors are those with which both fits are off least: 1 on workers with devices of
 their own.
 """
 
@@ -14,6 +15,7 @@ from typing import Final
 
 _MOST: Final = 3.0
 _STEP: Final = 0.05
+_ROUNDS: Final = 4
 _GAIN: Final = 0.98
 """A factor above 1 has to explain at least so much more."""
 
@@ -48,13 +50,36 @@ class Busy:
         return covered / (end - begin)
 
 
-def alone(seconds: float, share: float, factor: float) -> float:
-    """What work would have taken that had company for a share of its time."""
-    return seconds * (1 - share + share / factor)
+Factors = tuple[float, float]
+"""How many times as long work takes beside another worker that computes; beside a copy."""
+Shares = tuple[float, float]
+"""Of its time that work had company of each kind."""
 
 
-def factor(off: Callable[[float], float]) -> float:
-    """The one at which `off` is least; 1 where no other is clearly better."""
+def alone(seconds: float, shares: Shares, factors: Factors) -> float:
+    """What work would have taken without company."""
+    for share, factor in zip(shares, factors, strict=True):
+        seconds *= 1 - share + share / factor
+    return seconds
+
+
+def factors(off: Callable[[Factors], float]) -> Factors:
+    """Those at which `off` is least, one after the other until nothing changes; 1 where no other is
+    clearly better."""
+    before, found = (0.0, 0.0), (1.0, 1.0)
+    for _ in range(_ROUNDS):
+        if found == before:
+            break
+        before, found = found, _better(off, found)
+    return found
+
+
+def _better(off: Callable[[Factors], float], known: Factors) -> Factors:
+    computing = _best(lambda value: off((value, known[1])))
+    return computing, _best(lambda value: off((computing, value)))
+
+
+def _best(off: Callable[[float], float]) -> float:
     tried = [1.0 + step * _STEP for step in range(round((_MOST - 1) / _STEP) + 1)]
     found = {value: off(value) for value in tried}
     best = min(tried, key=found.__getitem__)

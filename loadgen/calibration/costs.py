@@ -2,8 +2,8 @@
 
 {"format":"baton.costs/1","name":"run-…","step_s":…,"token_s":…,"pair_s":…,"decode_step_s":…,
  "decode_token_s":…,"decode_sequence_s":…,"setup_s":…,"bytes_per_s":…,"front_s":…,
- "kv_token_bytes":…,"kv_tokens":…,"chunk_tokens":…,"beside":…,"copy_setup_s":…,
- "copy_bytes_per_s":…}
+ "kv_token_bytes":…,"kv_tokens":…,"chunk_tokens":…,"beside":…,"copy_beside":…,
+ "copy_setup_s":…,"copy_bytes_per_s":…}
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from loadgen.sim.fleet.design import DesignError, Link
 from loadgen.sim.fleet.prices import DecodePrice, Price
 
 FORMAT: Final = "baton.costs/1"
-_POSITIVE: Final = ("bytes_per_s", "kv_token_bytes", "kv_tokens", "chunk_tokens", "beside")
+_POSITIVE: Final = (
+    "bytes_per_s",
+    "kv_token_bytes",
+    "kv_tokens",
+    "chunk_tokens",
+    "beside",
+    "copy_beside",
+)
 _WHOLE: Final = ("kv_token_bytes", "kv_tokens", "chunk_tokens")
 
 
@@ -45,6 +52,8 @@ class Costs:
     """Of the longest chunk that was seen."""
     beside: float = 1.0
     """How many times as long a step takes while the other worker computes."""
+    copy_beside: float = 1.0
+    """The same while a pool node copies."""
     copy_setup_s: float = 0.0
     copy_bytes_per_s: float = 0.0
     """Of a pool node that copies a prompt's pages; 0: there was none."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from loadgen.calibration.beside import Busy, alone, factor
+from loadgen.calibration.beside import Busy, Factors, Shares, alone, factors
 from loadgen.calibration.costs import Costs
 from loadgen.calibration.least import fit
 from loadgen.calibration.run_folder import RunError, Served, named, seconds, when
@@ -44,16 +44,12 @@ def learn(
         [when(span) for spans in traces for span in named(spans, name)]
         for name in ("prefill.chunk", "decode.generate")
     )
-    copying = [seen.span for seen in copies]
-    for seen, others in (
-        (chunks, decoding + copying),
-        (steps, computing + copying),
-        (copies, computing + decoding),
-    ):
+    copying = Busy.of(seen.span for seen in copies)
+    for seen, others in ((chunks, decoding), (steps, computing), (copies, computing + decoding)):
         busy = Busy.of(others)
         for one in seen:
-            one.share = busy.share(*one.span)
-    beside = factor(lambda value: _off(chunks, value) + _off(steps, value))
+            one.shares = busy.share(*one.span), 0.0 if seen is copies else copying.share(*one.span)
+    beside = factors(lambda found: _off(chunks, found) + _off(steps, found))
     prefill, decode = _fitted(chunks, beside), _fitted(steps, beside)
     handoffs = [seen for spans in traces for seen in _handoffs(spans)]
     setup_s, byte_s = 0.0, 1 / _FASTEST
@@ -75,7 +71,8 @@ def learn(
         kv_token_bytes=_token_bytes([span for spans in traces for span in _pulls(spans)]),
         kv_tokens=kv_tokens,
         chunk_tokens=max(round(seen.columns[1]) for seen in chunks),
-        beside=beside,
+        beside=beside[0],
+        copy_beside=beside[1],
         copy_setup_s=copy_s[0],
         copy_bytes_per_s=1 / max(copy_s[1], 1 / _FASTEST) if copies else 0.0,
     )
@@ -100,8 +97,8 @@ class _Seen:
     """Of the chunk, or the copy; of a token of the answer."""
     span: tuple[int, int] = _NEVER
     """When, in nanoseconds."""
-    share: float = 0.0
-    """Of that time, while other kinds of work were under way."""
+    shares: Shares = (0.0, 0.0)
+    """Of that time, while other steps were under way; while the pool copied."""
 
 
 def _chunks(spans: Sequence[Mapping[str, Any]]) -> list[_Seen]:
@@ -225,18 +222,18 @@ def _ways(rows: Sequence[Served], traces: Sequence[Sequence[Mapping[str, Any]]])
     return found
 
 
-def _fitted(seen: Sequence[_Seen], beside: float) -> tuple[float, ...]:
+def _fitted(seen: Sequence[_Seen], beside: Factors) -> tuple[float, ...]:
     """Coefficients of work without company."""
-    wanted = [alone(one.seconds, one.share, beside) for one in seen]
+    wanted = [alone(one.seconds, one.shares, beside) for one in seen]
     return fit([one.columns for one in seen], wanted)
 
 
-def _off(seen: Sequence[_Seen], beside: float) -> float:
+def _off(seen: Sequence[_Seen], beside: Factors) -> float:
     """Mean of |fit - observed| / observed, with the company that each had."""
     found = _fitted(seen, beside)
     shares = []
     for one in seen:
-        wanted = alone(one.seconds, one.share, beside)
+        wanted = alone(one.seconds, one.shares, beside)
         if wanted > 0:
             told = sum(c * x for c, x in zip(found, one.columns, strict=True))
             shares.append(abs(told - wanted) / wanted)

@@ -78,6 +78,7 @@ def design(costs: Costs, prefills: int, decodes: int) -> Design:
         chunk_tokens=max(BLOCK_TOKENS, costs.chunk_tokens // BLOCK_TOKENS * BLOCK_TOKENS),
         step_tokens=0,
         beside=costs.beside,
+        copy_beside=costs.copy_beside,
         split="uncached_threshold",
         heartbeat_s=1.0,
     )

@@ -21,4 +21,10 @@ def test_calibrating_requests_come_in_groups_at_the_rate() -> None:
 
 def test_no_compared_load_has_the_lengths_of_the_calibrating_one() -> None:
     assert not {words for load in COMPARED for words in load.words} & set(CALIBRATES.words)
-    assert len(CALIBRATES.words) > 1
+    assert not {count for load in COMPARED for count in load.tokens} & set(CALIBRATES.tokens)
+
+
+def test_each_prompt_of_the_calibrating_load_meets_each_length_of_answers() -> None:
+    words, tokens = CALIBRATES.words, CALIBRATES.tokens
+    met = {(words[n % len(words)], tokens[n % len(tokens)]) for n in range(32)}
+    assert len(met) == len(words) * len(tokens) == 6

@@ -66,6 +66,8 @@ class Design:
     beside: float = 1.0
     """How many times as long a step takes while another worker computes: all share the cores of
     one host. 1: each has its own devices."""
+    copy_beside: float = 1.0
+    """The same while a pool node copies."""
     gap_limit_s: float = math.inf
     """Gaps between tokens above it are counted in the rows."""
     stride: int = 1
@@ -77,10 +79,11 @@ class Design:
             raise DesignError("a fleet needs at least one decode worker and one gateway")
         if not (self.link.bytes_per_s > 0 and self.link.setup_s >= 0):
             raise DesignError("a link needs a positive bandwidth")
-        if self.beside < 1.0 or (self.beside > 1.0 and self._piped):
-            raise DesignError(
-                f"beside is {self.beside:g}; expected at least 1, and 1 where there are pipelines"
-            )
+        for name, factor in (("beside", self.beside), ("copy_beside", self.copy_beside)):
+            if factor < 1.0 or (factor > 1.0 and self._piped):
+                raise DesignError(
+                    f"{name} is {factor:g}; expected at least 1, and 1 where there are pipelines"
+                )
         if self.block_tokens < 1 or self.chunk_tokens < self.block_tokens:
             raise DesignError("a prefill step holds less than a block")
         if self.stride < 1 or (self.stride > 1 and self.route != "disaggregated"):
@@ -106,6 +109,11 @@ class Design:
     def budget_tokens(self) -> int:
         """Of one decode step that also fills prompts."""
         return self.step_tokens or budget(self.decode, self.block_tokens, self.tpot_slo_s)
+
+    @property
+    def one_host(self) -> bool:
+        """Whether workers are in each other's way."""
+        return max(self.beside, self.copy_beside) > 1.0
 
     @property
     def _piped(self) -> bool:

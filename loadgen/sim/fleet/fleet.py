@@ -74,7 +74,7 @@ class Fleet:
         self._workload = workload
         self._scripts = Scripts(workload)
         self._check_room()
-        host = SharedHost(design.beside) if design.beside > 1.0 else None
+        host = SharedHost(design.beside, design.copy_beside) if design.one_host else None
         self.scene = _scene(design, PricedWorks(design, host), seed)
         self.links = LinkFabric(self.scene, design, host)
         self.scene.bus, self.scene.plane = DirectBus(self.scene), self.links

@@ -57,7 +57,8 @@ class LinkFabric(PageFabric):
         owner = self._hosts[ask.address]
         asked_s = self._scene.heap.now_s
         arrives = owner.guarded(lambda: self._serve(reader, owner, ask, asked_s, done))
-        self._scene.heap.after(self._of(reader).setup_s / 2, arrives)
+        way_s = 0.0 if self._copying(reader) else self._of(reader).setup_s / 2
+        self._scene.heap.after(way_s, arrives)
 
     def _serve(
         self,
@@ -90,14 +91,19 @@ class LinkFabric(PageFabric):
         self.moved.by_owner[_role(owner)] += size_bytes
         moving_s = size_bytes / link.bytes_per_s
         ends = owner.guarded(close), reader.guarded(landed)
-        if self._host is not None and _role(reader) == "kvpool":
-            self._host.run(heap, link.setup_s / 2 + moving_s, lambda: _each(ends))
+        host = self._copying(reader)
+        if host is not None:
+            host.copy(heap, link.setup_s + moving_s, lambda: _each(ends))
             return
         begins_s = max(heap.now_s, self._sends_s[owner.name], self._receives_s[reader.name])
         ends_s = begins_s + moving_s
         self._sends_s[owner.name] = self._receives_s[reader.name] = ends_s
         for end in ends:
             heap.at(ends_s + link.setup_s / 2, end)
+
+    def _copying(self, reader: PageHost) -> SharedHost | None:
+        """The host for whose cores its reads are work."""
+        return self._host if _role(reader) == "kvpool" else None
 
     def _of(self, reader: PageHost) -> Link:
         return self._pool_link if _role(reader) == "kvpool" else self._link

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from loadgen.sim.clock import EventHeap
@@ -52,55 +53,65 @@ class Pipeline:
         return at_s
 
 
-class SharedHost:
-    """Workers that share the cores of one host: beside others each computes more slowly. With two,
-    `slower` times as slowly; each further one adds as much as the second."""
+@dataclass(slots=True)
+class _Running:
+    """Work on a shared host."""
 
-    def __init__(self, slower: float) -> None:
-        self._slower = slower
-        self._left_s: dict[int, float] = {}
-        """Of each that runs, what it would still take alone."""
-        self._ended: dict[int, Callable[[], None]] = {}
-        self._last = 0
+    left_s: float
+    """That it would still take alone."""
+    weight: float
+    """By how much it slows others down."""
+    ended: Callable[[], None]
+
+
+class SharedHost:
+    """Workers that share the cores of one host: beside another step each takes `beside` times as
+    long, beside a copy `copy_beside` times; each further one adds as much as the second."""
+
+    def __init__(self, beside: float, copy_beside: float = 1.0) -> None:
+        self._step_weight, self._copy_weight = beside - 1.0, copy_beside - 1.0
+        self._running: list[_Running] = []
         self._since_s = 0.0
         self._plan = 0
 
-    def run(self, heap: EventHeap, alone_s: float, ended: Callable[[], None]) -> None:
-        """A step, or a copy, begins now."""
+    def step(self, heap: EventHeap, alone_s: float, ended: Callable[[], None]) -> None:
+        """A step begins now."""
+        self._begin(heap, _Running(alone_s, self._step_weight, ended))
+
+    def copy(self, heap: EventHeap, alone_s: float, ended: Callable[[], None]) -> None:
+        """A pool node begins to copy."""
+        self._begin(heap, _Running(alone_s, self._copy_weight, ended))
+
+    def _begin(self, heap: EventHeap, work: _Running) -> None:
         self._pass(heap.now_s)
-        self._last += 1
-        self._left_s[self._last], self._ended[self._last] = alone_s, ended
+        self._running.append(work)
         self._wait(heap)
 
-    def _speed(self) -> float:
-        beside = max(0, len(self._left_s) - 1)
-        return 1.0 / (1.0 + (self._slower - 1.0) * beside)
+    def _slower(self, work: _Running) -> float:
+        return 1.0 + sum(other.weight for other in self._running if other is not work)
 
     def _pass(self, now_s: float) -> None:
-        done_s = (now_s - self._since_s) * self._speed()
-        for number in self._left_s:
-            self._left_s[number] -= done_s
-        self._since_s = now_s
+        gone_s, self._since_s = now_s - self._since_s, now_s
+        for work in self._running:
+            work.left_s -= gone_s / self._slower(work)
 
     def _wait(self, heap: EventHeap) -> None:
         """For the first to end, if nothing else begins before."""
         self._plan += 1
         plan = self._plan
-        if self._left_s:
-            rest_s = max(0.0, min(self._left_s.values())) / self._speed()
+        if self._running:
+            rest_s = min(max(0.0, work.left_s) * self._slower(work) for work in self._running)
             heap.after(rest_s, lambda: self._reached(heap, plan))
 
     def _reached(self, heap: EventHeap, plan: int) -> None:
         if plan != self._plan:
             return
         self._pass(heap.now_s)
-        over = [number for number, left_s in self._left_s.items() if left_s <= _OVER_S]
-        calls = [self._ended.pop(number) for number in over]
-        for number in over:
-            del self._left_s[number]
+        over = [work for work in self._running if work.left_s <= _OVER_S]
+        self._running = [work for work in self._running if work.left_s > _OVER_S]
         self._wait(heap)
-        for call in calls:
-            call()
+        for work in over:
+            work.ended()
 
 
 class PricedWorks:
@@ -166,7 +177,7 @@ class PricedEngine:
         tokens = tuple([None if item.draw is None else DRAWN for item in items])
         heap = self._worker.scene.heap
         if self.host is not None:
-            self.host.run(heap, seconds, self._worker.guarded(lambda: done(tokens)))
+            self.host.step(heap, seconds, self._worker.guarded(lambda: done(tokens)))
             return
         begin_s = max(heap.now_s, self._free_s)
         if self.pipeline is None:

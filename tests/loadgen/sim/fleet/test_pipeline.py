@@ -164,7 +164,7 @@ def test_steps_on_one_host_slow_each_other_down_while_they_overlap() -> None:
     ends: dict[str, float] = {}
 
     def run(name: str, alone_s: float) -> None:
-        host.run(heap, alone_s, lambda: ends.__setitem__(name, heap.now_s))
+        host.step(heap, alone_s, lambda: ends.__setitem__(name, heap.now_s))
 
     heap.at(0.0, lambda: run("long", 4.0))
     heap.at(1.0, lambda: run("short", 1.0))
