@@ -49,7 +49,7 @@ class Scene:
     block_tokens: int = 64
     slo: Slo = _USUAL
     step_s: float = 0.0
-    draws: int = 4
+    draws: int = 3
     """Arrivals and prompts are drawn anew so often; figures are means of all draws."""
 
     def drawn(self, number: int) -> Scene:
@@ -116,6 +116,7 @@ def _preble(of: Count) -> Iterator[Scene]:
                 workers=4,
                 kv_tokens=kv_tokens,
                 block_tokens=256 if kind in ("videoqa", "loogle") else 64,
+                draws=10,
             )
 
 
