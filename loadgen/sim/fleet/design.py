@@ -77,8 +77,9 @@ class Design:
     def __post_init__(self) -> None:
         if self.decodes < 1 or self.prefills < 0 or self.gateways < 1:
             raise DesignError("a fleet needs at least one decode worker and one gateway")
-        if not (self.link.bytes_per_s > 0 and self.link.setup_s >= 0):
-            raise DesignError("a link needs a positive bandwidth")
+        for link in (self.link, self.kvpool_link or self.link):
+            if not (link.bytes_per_s > 0 and link.setup_s >= 0):
+                raise DesignError("a link needs a positive bandwidth")
         for name, factor in (("beside", self.beside), ("copy_beside", self.copy_beside)):
             if factor < 1.0 or (factor > 1.0 and self._piped):
                 raise DesignError(

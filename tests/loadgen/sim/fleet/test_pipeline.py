@@ -195,3 +195,18 @@ def test_pipelines_and_neighbours_do_not_go_together() -> None:
         replace(_design(find("opt-13b:tp1pp2"), _OPT), beside=1.5)
     with pytest.raises(DesignError, match="beside is 0"):
         replace(_design(_OPT, _OPT), beside=0.5)
+    with pytest.raises(DesignError, match="copy_beside is 0"):
+        replace(_design(_OPT, _OPT), copy_beside=0.5)
+    with pytest.raises(DesignError, match="positive bandwidth"):
+        replace(_design(_OPT, _OPT), kvpool_link=Link(bytes_per_s=0.0))
+
+
+def test_a_copy_slows_steps_and_steps_slow_a_copy() -> None:
+    heap, host = EventHeap(), SharedHost(1.5, 3.0)
+    ends: dict[str, float] = {}
+    heap.at(0.0, lambda: host.step(heap, 4.0, lambda: ends.__setitem__("step", heap.now_s)))
+    heap.at(1.0, lambda: host.copy(heap, 1.0, lambda: ends.__setitem__("copy", heap.now_s)))
+    while len(ends) < 2:
+        heap.next()
+    # For 1.5 s the copy has two thirds of its speed and leaves the step a third.
+    assert ends == pytest.approx({"copy": 2.5, "step": 5.0})
