@@ -7,6 +7,7 @@ was never told weighs nothing once the worker reports fewer sequences.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -100,10 +101,12 @@ def load_at(
     at_s: float,
     now: float,
     survives: Callable[[float, float], float],
+    deviations: float = 0.0,
 ) -> tuple[float, float]:
-    """Expected (sequences, context tokens) at `at_s` of those that decode or will by then.
-    `survives(more, after)`: P(an answer with `after` tokens gets `more`)."""
-    sequences = context = 0.0
+    """(Sequences, context tokens) at `at_s` of those that decode or will by then: what is expected,
+    and so many standard deviations more. `survives(more, after)`: P(an answer with `after` tokens
+    gets `more`)."""
+    sequences = context = doubt = context_doubt = 0.0
     for flight in flights:
         if flight.starts_s > at_s:
             continue
@@ -111,10 +114,15 @@ def load_at(
         later = flight.out(at_s)
         if later >= flight.max_tokens:
             continue
-        share = survives(later - out, out)
+        share, tokens = survives(later - out, out), flight.prompt_tokens + later
         sequences += share
-        context += share * (flight.prompt_tokens + later)
-    return sequences, context
+        context += share * tokens
+        doubt += share * (1.0 - share)
+        context_doubt += share * (1.0 - share) * tokens * tokens
+    return (
+        sequences + deviations * math.sqrt(doubt),
+        context + deviations * math.sqrt(context_doubt),
+    )
 
 
 def peak(members: Iterable[tuple[float, float]]) -> float:

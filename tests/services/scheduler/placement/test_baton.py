@@ -213,6 +213,10 @@ def test_flights_are_bounded_by_what_the_worker_reports() -> None:
     assert flights.worst_tokens(WorkerId("decode-0")) == 1000
     there = flights.believed(WorkerId("decode-0"), 10)
     assert load_at(there, 1.0, 0.0, lambda more, after: 0.5) == (5.0, 10 * 0.5 * 125)
+    # Ten answers of which each is there with a half: 5 +- sqrt(10) / 2.
+    likely = load_at(there, 1.0, 0.0, lambda more, after: 0.5, 2.0)
+    assert likely == pytest.approx((5.0 + 10**0.5, (5.0 + 10**0.5) * 125))
+    assert load_at(there, 1.0, 0.0, lambda more, after: 1.0, 2.0) == (10.0, 1250.0)
     flights.lost(WorkerId("decode-0"))
     assert len(flights) == 0 and flights.worst_tokens(WorkerId("decode-0")) == 0
 
