@@ -85,44 +85,44 @@ class LinkQueues:
     """Bytes that each worker's card has still to receive and to send: one transfer after the other,
     without a pause while there is one. A transfer holds both cards, so it begins when both are
     free. Bytes and not seconds, so that what is learnt of a link's speed counts for what waits
-    already."""
+    already; `carried_per_s` is what a card has done of them since."""
 
     def __init__(self) -> None:
         self._receiving: OrderedDict[WorkerId, tuple[float, float]] = OrderedDict()
         self._sending: OrderedDict[WorkerId, tuple[float, float]] = OrderedDict()
 
     def add(
-        self, reader: WorkerId, owner: WorkerId, size_bytes: float, bytes_per_s: float, now: float
+        self, reader: WorkerId, owner: WorkerId, size_bytes: float, carried_per_s: float, now: float
     ) -> float:
-        """One more transfer; in how many seconds both cards will be free again."""
+        """One more transfer; how many bytes it is until both cards will be free again."""
         left = size_bytes + max(
-            _left(self._receiving, reader, bytes_per_s, now),
-            _left(self._sending, owner, bytes_per_s, now),
+            _left(self._receiving, reader, carried_per_s, now),
+            _left(self._sending, owner, carried_per_s, now),
         )
         for cards, worker in ((self._receiving, reader), (self._sending, owner)):
             cards[worker] = left, now
             cards.move_to_end(worker)
             while len(cards) > _MOST:
                 cards.popitem(last=False)
-        return left / bytes_per_s
+        return left
 
-    def receiving_s(self, reader: WorkerId, bytes_per_s: float, now: float) -> float:
-        """Until its card could begin to receive."""
-        return _left(self._receiving, reader, bytes_per_s, now) / bytes_per_s
+    def receiving(self, reader: WorkerId, carried_per_s: float, now: float) -> float:
+        """Bytes before its card could begin to receive more."""
+        return _left(self._receiving, reader, carried_per_s, now)
 
-    def sending_s(self, owner: WorkerId, bytes_per_s: float, now: float) -> float:
-        """Until its card could begin to send."""
-        return _left(self._sending, owner, bytes_per_s, now) / bytes_per_s
+    def sending(self, owner: WorkerId, carried_per_s: float, now: float) -> float:
+        """Bytes before its card could begin to send more."""
+        return _left(self._sending, owner, carried_per_s, now)
 
 
 def _left(
     cards: OrderedDict[WorkerId, tuple[float, float]],
     worker: WorkerId,
-    bytes_per_s: float,
+    carried_per_s: float,
     now: float,
 ) -> float:
     known = cards.get(worker)
     if known is None:
         return 0.0
-    left = known[0] - bytes_per_s * (now - known[1]) if now > known[1] else known[0]
+    left = known[0] - carried_per_s * (now - known[1]) if now > known[1] else known[0]
     return left if left > 0.0 else 0.0

@@ -36,12 +36,12 @@ def test_workers_have_paces_of_their_own() -> None:
 
 def test_transfers_queue_on_both_cards() -> None:
     queues, owner = LinkQueues(), WorkerId("owner")
-    assert queues.add(ONE, owner, 2e9, 2e9, 0.0) == pytest.approx(1.0)
-    assert queues.add(ONE, owner, 2e9, 2e9, 0.5) == pytest.approx(1.5)
-    assert queues.receiving_s(ONE, 2e9, 0.5) == pytest.approx(1.5)
-    assert queues.receiving_s(ONE, 6e9, 0.5) == pytest.approx(0.5)
-    assert queues.receiving_s(ONE, 2e9, 9.0) == queues.receiving_s(TWO, 2e9, 0.5) == 0.0
-    assert queues.sending_s(owner, 2e9, 0.5) == pytest.approx(1.5)
-    assert queues.receiving_s(owner, 2e9, 0.5) == queues.sending_s(ONE, 2e9, 0.5) == 0.0
-    assert queues.add(TWO, owner, 2e9, 2e9, 0.5) == pytest.approx(2.5), "begins when both are free"
-    assert queues.receiving_s(TWO, 2e9, 0.5) == pytest.approx(2.5)
+    assert queues.add(ONE, owner, 2e9, 2e9, 0.0) == pytest.approx(2e9)
+    assert queues.add(ONE, owner, 2e9, 2e9, 0.5) == pytest.approx(3e9)
+    assert queues.receiving(ONE, 2e9, 0.5) == pytest.approx(3e9)
+    assert queues.receiving(ONE, 2e9, 1.0) == pytest.approx(2e9)
+    assert queues.receiving(ONE, 2e9, 9.0) == queues.receiving(TWO, 2e9, 0.5) == 0.0
+    assert queues.sending(owner, 2e9, 0.5) == pytest.approx(3e9)
+    assert queues.receiving(owner, 2e9, 0.5) == queues.sending(ONE, 2e9, 0.5) == 0.0
+    assert queues.add(TWO, owner, 2e9, 2e9, 0.5) == pytest.approx(5e9), "begins when both are free"
+    assert queues.receiving(TWO, 2e9, 0.5) == pytest.approx(5e9)

@@ -61,7 +61,8 @@ class Placer:
     def _moves(self, reader: Worker, owner: Worker, size_bytes: int, now: float) -> None:
         """Both cards will be busy with it."""
         world, to, source = self.world, reader.report.worker, owner.report.worker
-        speed = world.learned.links.of(to, now).bytes_per_s
+        links = world.learned.links
         world.link_work.add(to, size_bytes, now)
-        free_s = world.link_queues.add(to, source, size_bytes, speed, now)
+        left = world.link_queues.add(to, source, size_bytes, links.carried_per_s(to, now), now)
+        free_s = left / links.of(to, now).bytes_per_s
         world.cluster.columns.transfer(reader.row, owner.row, now + free_s)

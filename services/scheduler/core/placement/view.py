@@ -333,13 +333,15 @@ class View:
 
     def receiving_s(self, reader: WorkerId) -> float:
         """Until the card of this reader could begin with a transfer."""
-        speed = self.world.learned.links.of(reader, self.now).bytes_per_s
-        return self.world.link_queues.receiving_s(reader, speed, self.now)
+        links, now = self.world.learned.links, self.now
+        left = self.world.link_queues.receiving(reader, links.carried_per_s(reader, now), now)
+        return left / links.of(reader, now).bytes_per_s if left else 0.0
 
     def sending_s(self, owner: WorkerId) -> float:
         """The same of the card of an owner of pages."""
-        speed = self.world.learned.links.of(owner, self.now).bytes_per_s
-        return self.world.link_queues.sending_s(owner, speed, self.now)
+        links, now = self.world.learned.links, self.now
+        left = self.world.link_queues.sending(owner, links.carried_per_s(owner, now), now)
+        return left / links.of(owner, now).bytes_per_s if left else 0.0
 
     def stream_s(self, decode: Worker) -> float:
         """What one more stream costs each that is there: dST = gamma + beta * (N + o/2) more a

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.machine import SchedulerMachine
+import pytest
+
 from shared.ids import WorkerId
 from shared.wire.requests import PlacementEnded
 from tests.services.scheduler.builders import beat, placed
@@ -12,6 +13,7 @@ from tests.services.scheduler.placement.scenes import (
     core,
     fresh,
     links_carry,
+    view,
     where,
     whole,
 )
@@ -75,14 +77,20 @@ def test_beyond_its_objective_an_answer_is_hastened_by_computing_beside_the_link
         assert where(placed(machine, whole(tpot_slo_s=tpot_slo_s), 0.5)) == expected
 
 
+def test_what_a_slow_card_has_to_carry_is_known_once_its_speed_is() -> None:
+    """Ten reads of 37 MB were placed before anybody knew that the card carries 100 MB/s."""
+    machine = cluster("baton", {"prefill-0": (0, 0.0)})
+    for number in range(10):
+        placed(machine, fresh(f"r{number}", 100, first=10_000 * (1 + number)), number / 100)
+    unheard = view(machine, fresh("r10", 100), 0.1)
+    assert unheard.receiving_s(WorkerId("decode-0")) < 0.02
+    links_carry(machine, 1e8)
+    known = view(machine, fresh("r10", 100), 0.1)
+    assert known.receiving_s(WorkerId("decode-0")) == pytest.approx(2.7, rel=0.1)
+
+
 def test_a_card_that_is_free_before_the_prompt_is_computed_delays_nothing() -> None:
     machine = cluster("baton", {"prefill-0": (0, 5.0)})
-    machine.world.link_queues.add(
-        WorkerId("decode-0"), WorkerId("prefill-0"), 4e9, _speed(machine), 0.5
-    )
+    machine.world.link_queues.add(WorkerId("decode-0"), WorkerId("prefill-0"), 4e9, 1e9, 0.5)
     (found,) = placed(machine, whole(), 0.5).candidates
     assert found.terms["queue_s"] == 0.0 and found.terms["wait_s"] > 4.0
-
-
-def _speed(machine: SchedulerMachine) -> float:
-    return machine.world.learned.links.of(WorkerId("decode-0"), 0.0).bytes_per_s
