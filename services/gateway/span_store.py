@@ -1,7 +1,7 @@
 """Spans in one SQLite file: a bounded queue, one writer thread, batches, caps on size and age.
 
-Nobody waits for it: what does not fit the queue is dropped and counted by the caller, what the
-disk does not take is counted by the writer, which then tries again with the next batch.
+Nobody waits for it: what does not fit the queue is refused, so exporters try again. What the disk
+does not take is tried again, too; after the last try the writer counts it and goes on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -32,6 +33,8 @@ PRUNE_S: Final = 10.0
 TAIL_S: Final = 30.0
 """A trace is judged so long after its last span: by then it is whole."""
 SEARCH_S: Final = 2.0
+_PAUSES_S: Final = (0.1, 0.5, 2.0)
+"""Before a batch is tried again: no more files may be opened, a lock is held, the disk is full."""
 _MAX_ROUNDS: Final = 100
 _JUDGED_AT_ONCE: Final = 5_000
 _REMEMBERED: Final = 20_000
@@ -143,18 +146,38 @@ class SpanStore:
     # -- the writer thread ---------------------------------------------------------------
 
     def _write_all(self) -> None:
-        database: sqlite3.Connection | None = None
+        database = self._opened()
         while (batch := self._next_batch()) is not None:
-            try:
-                database = database or schema.connect(self._path)
-                self._write(database, batch)
-            except (OSError, sqlite3.Error) as error:
-                self._failed(error, len(batch))
-                self._make_room(database)
+            database = self._written(database, batch)
             with self._lock:
                 self._waiting -= len(batch)
         if database is not None:
             database.close()
+
+    def _opened(self) -> sqlite3.Connection | None:
+        """With all its files, while there are descriptors; None: with the first batch."""
+        try:
+            database = schema.connect(self._path)
+            database.execute("SELECT 1 FROM spans LIMIT 1").fetchone()
+        except (OSError, sqlite3.Error) as error:
+            self._failed(error, 0)
+            return None
+        return database
+
+    def _written(
+        self, database: sqlite3.Connection | None, batch: Sequence[SpanRow]
+    ) -> sqlite3.Connection | None:
+        """A batch is written, or lost after the last try; the connection that did it."""
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                database = database or schema.connect(self._path)
+                self._write(database, batch)
+                break
+            except (OSError, sqlite3.Error) as error:
+                self._failed(error, len(batch) if pause_s is None else 0)
+                self._make_room(database)
+            time.sleep(pause_s or 0.0)
+        return database
 
     def _next_batch(self) -> list[SpanRow] | None:
         """Spans that came within `BATCH_S` of the first; None at the end."""

@@ -248,7 +248,7 @@ async def test_a_full_disk_costs_spans_and_is_counted(
     lost: list[int] = []
     path = str(tmp_path / "t.sqlite")
     store = SpanStore(path, KEEP_ALL, SystemClock(), lambda _, spans: lost.append(spans))
-    store.start()
+    trace_file.open_file(path, lambda *_: None)
     connect = trace_schema.connect
 
     def cramped(name: str) -> sqlite3.Connection:
@@ -257,9 +257,39 @@ async def test_a_full_disk_costs_spans_and_is_counted(
         return database
 
     monkeypatch.setattr(trace_schema, "connect", cramped)
+    monkeypatch.setattr(span_store, "_PAUSES_S", (0.0,))
+    store.start()
     wide = {"note": "x" * 4_000}
     assert store.offer([root(number, **wide) for number in range(1, 200)])
     await until(lambda: sum(lost) == 199)
+    assert lost[0] == 0, "it was tried again"
     assert store.offer([root(1)])
     await until(lambda: store._waiting == 0)
+    store.close()
+
+
+async def test_what_could_not_be_written_for_a_while_is_written_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more files may be opened, from the start on."""
+    lost: list[int] = []
+    store = SpanStore(
+        str(tmp_path / "t.sqlite"), KEEP_ALL, SystemClock(), lambda _, spans: lost.append(spans)
+    )
+    trace_file.open_file(str(tmp_path / "t.sqlite"), lambda *_: None)
+    connect, left = trace_schema.connect, iter(range(2))
+
+    def poor(name: str) -> sqlite3.Connection:
+        if next(left, None) is not None:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(name)
+
+    monkeypatch.setattr(span_store, "open_file", lambda *_: None)
+    monkeypatch.setattr(trace_schema, "connect", poor)
+    monkeypatch.setattr(span_store, "_PAUSES_S", (0.0, 0.0))
+    store.start()
+    assert store.offer([root(1)])
+    await until(lambda: store._waiting == 0)
+    assert lost == [0, 0]
+    assert found(store) == ["req-1"]
     store.close()
