@@ -16,13 +16,14 @@ def load(machine: DecodeMachine, cost: CostModel) -> WorkerLoad:
     parked = [s for s in sequences if s.stage is Stage.PARKED]
     decoding = sum(1 for s in sequences if s.decoding)
     budget = machine.stepping.budget
+    fill_tokens = budget.left(decoding)
     ahead = [*fills, *parked, *(s for s in waiting if s.handoff is None)]
     cache = machine.desk.cache
     return WorkerLoad(
         queued_requests=len(waiting) + len(parked),
         queued_tokens=sum(sequence.open_tokens() for sequence in ahead),
         running_sequences=len(sequences) - len(parked),
-        work_left_s=sum(_seconds(s, cost, budget.left(decoding), decoding) for s in ahead),
+        work_left_s=sum(_seconds(s, cost, fill_tokens, decoding) for s in ahead),
         pages_total=machine.desk.pages,
         pages_free=cache.available,
         placement_sequence=machine.admission.placement_sequence,

@@ -76,8 +76,7 @@ def _now(view: View, worker: Worker) -> tuple[float, float]:
 def _then(view: View, worker: Worker, at_s: float) -> tuple[float, float]:
     """Of the flights there; what a worker runs beside them (placed by an earlier leader) stays."""
     load = worker.report.load
-    there = load.running_sequences + load.queued_requests + len(worker.charges)
-    flights = view.world.flights.believed(worker.report.worker, there)
+    flights = view.world.flights.believed(worker.report.worker, worker.requests())
     table = view.world.learned.lengths.table(view.ask.tenant, view.ask.model_digest)
 
     def survives(more: float, after: float) -> float:

@@ -59,13 +59,7 @@ def llmd_kv(view: View, workers: Sequence[Worker]) -> Worker:
 
 def mooncake_load(view: View, workers: Sequence[Worker]) -> Worker:
     """Shortest predicted time between tokens (Mooncake)."""
-
-    def step_s(worker: Worker) -> float:
-        sequences = worker.streams() + 1
-        context = worker.pages_used() * worker.report.block_tokens + view.ask.prompt_tokens
-        return view.step_s(worker, sequences, context)
-
-    return min(workers, key=step_s)
+    return min(workers, key=view.joined_step_s)
 
 
 def lightllm_peak(view: View, workers: Sequence[Worker]) -> Worker:

@@ -136,9 +136,7 @@ def spill_s(view: View, worker: Worker) -> float:
     worst = view.world.flights.worst_tokens(beat.worker) + ask.max_tokens
     if worst <= room * size or load.pages_total == 0:
         return 0.0
-    flights = view.world.flights.believed(
-        beat.worker, load.running_sequences + load.queued_requests + len(worker.charges)
-    )
+    flights = view.world.flights.believed(beat.worker, worker.requests())
     left = [
         (
             max(1.0, min(f.expected_tokens, f.max_tokens) - f.out(view.now)),

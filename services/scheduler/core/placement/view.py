@@ -307,6 +307,11 @@ class View:
             known.context_token_s(beat),
         )
 
+    def joined_step_s(self, decode: Worker) -> float:
+        """One decode step of all that is there or on its way, and this request."""
+        context = decode.pages_used() * decode.report.block_tokens + self.ask.prompt_tokens
+        return self.step_s(decode, decode.streams() + 1, context)
+
     def transfer_s(self, reader: Worker, owner: Worker, blocks: int) -> float:
         """For `reader` to pull so many pages from `owner`."""
         link = self.world.learned.links.between(reader.report.worker, owner.report.worker, self.now)
@@ -354,10 +359,7 @@ class View:
     def slack_s(self, decode: Worker) -> float:
         """What the TPOT objective leaves this request, over all tokens of its answer, beyond the
         steps that it would have there."""
-        streams = decode.streams() + 1
-        context = decode.pages_used() * decode.report.block_tokens + self.ask.prompt_tokens
-        step_s = self._shared_s(decode, self.step_s(decode, streams, context))
-        spare_s = self.tpot_slo_s - step_s
+        spare_s = self.tpot_slo_s - self._shared_s(decode, self.joined_step_s(decode))
         return spare_s * self.expected_tokens if spare_s > 0.0 else 0.0
 
     def _shared_s(self, decode: Worker, step_s: float) -> float:
