@@ -309,8 +309,8 @@ class Shell:
         try:
             ended = await self._inbox.pull(action)
             if ended.error is None:
-                took_s = self._scope.clock.now() - began_s
-                self._membership.measured.read(action.peer.worker, ended.bytes, took_s)
+                now, peer = self._scope.clock.now(), action.peer.worker
+                self._membership.measured.read(peer, ended.bytes, now - began_s, now)
         finally:
             self.feed(ended)
 

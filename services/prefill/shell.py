@@ -24,7 +24,7 @@ from shared.bus.headers import Headers
 from shared.dataplane.plane import Plane
 from shared.engine.executor import Executor
 from shared.errors import BusError, Code, EngineError, RefusedError
-from shared.ids import Attempt, RequestId
+from shared.ids import Attempt, RequestId, WorkerId
 from shared.runtime.membership import Membership
 from shared.runtime.retry import Sender
 from shared.runtime.service import Scope
@@ -76,8 +76,7 @@ class Shell:
         self._executor = executor
         sender = Sender(scope.bus, scope.clock, random.Random(secrets.randbits(64)))
         self._courier = Courier(sender)
-        peer_lost, measured = membership.peer_lost, membership.measured.read
-        self._flow = PoolFlow(sender, plane, executor, limits, peer_lost, measured)
+        self._flow = PoolFlow(sender, plane, executor, limits, membership.peer_lost, self._on_read)
         place = Place(
             membership.worker,
             lambda: membership.epoch,
@@ -237,6 +236,10 @@ class Shell:
         while True:
             work = await self._work.get()
             self.feed(await self._engine_event(work))
+
+    def _on_read(self, peer: WorkerId, size_bytes: int, seconds: float) -> None:
+        now = self._scope.clock.now()
+        self._membership.measured.read(peer, size_bytes, seconds, now)
 
     async def _engine_event(self, work: act.RunStep | act.SumPages) -> on.Event:
         try:

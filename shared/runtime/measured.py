@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from shared.ids import WorkerId
+from shared.shared_reads import SharedReads
 from shared.wire.workers import LinkSample, StepSample
 
 MOST: Final = 8
@@ -19,6 +20,7 @@ class Measured:
     """`step` and `read` put in, `take` takes out."""
 
     def __init__(self) -> None:
+        self._shared = SharedReads()
         self._steps: deque[StepSample] = deque(maxlen=MOST)
         self._reads: deque[LinkSample] = deque(maxlen=MOST)
 
@@ -38,9 +40,10 @@ class Measured:
         cached = max(0, pairs - new**2) // (2 * new) if new else 0
         self._steps.append(StepSample(new, cached, sequences, context, seconds))
 
-    def read(self, peer: WorkerId, size_bytes: int, seconds: float) -> None:
+    def read(self, peer: WorkerId, size_bytes: int, seconds: float, now: float) -> None:
         """A read of a peer's pages delivered."""
-        self._reads.append(LinkSample(peer, size_bytes, seconds))
+        alone_s = self._shared.alone_s(size_bytes, seconds, now)
+        self._reads.append(LinkSample(peer, size_bytes, alone_s))
 
     def take(self) -> tuple[tuple[StepSample, ...], tuple[LinkSample, ...]]:
         """Everything, once."""

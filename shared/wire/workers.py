@@ -83,6 +83,7 @@ class LinkSample:
     peer: WorkerId
     size_bytes: int
     seconds: float
+    """As if the reader's card had carried nothing else meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,9 @@ class Fetching:
             if event.settled:
                 self._memory.settle(pull.targets)
         elif event.error is None:
-            pull.verify_s = now
-            if event.bytes > 0 and now > pull.started_s:
-                self.speed.add(event.bytes, now - pull.started_s, now)
+            alone_s = self._pulls.landed(pull, event.bytes, now)
+            if event.bytes > 0 and alone_s > 0.0:
+                self.speed.add(event.bytes, alone_s, now)
             pages = tuple(page.page for page in pull.targets)
             self._desk.out.append(Verify(pull.number, pages))
         else:

@@ -77,7 +77,7 @@ class Inbox:
             self._pulls.remove(pull.number)
             self._settle_targets(pull, event.settled)
         elif event.error is None:
-            pull.verify_s = now
+            self._pulls.landed(pull, event.bytes, now)
             pages = tuple(page.page for page in pull.targets)
             self._desk.out.append(Verify(pull.number, pages, pull.peer.ranks))
         else:

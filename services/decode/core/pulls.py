@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from services.decode.core.sequences import Sequence
 from shared.ids import PageId
 from shared.kv.cache import HeldPage
+from shared.shared_reads import SharedReads
 from shared.wire.blocks import BlocksFound
 from shared.wire.requests import WorkerRef
 
@@ -41,6 +42,7 @@ class Pulls:
     def __init__(self) -> None:
         self._pulls: dict[int, PullState] = {}
         self._last = 0
+        self._shared = SharedReads()
         self.over = 0
         """How many were removed or abandoned so far."""
 
@@ -71,6 +73,11 @@ class Pulls:
     def find(self, number: int) -> PullState | None:
         """The pull in whatever phase."""
         return self._pulls.get(number)
+
+    def landed(self, pull: PullState, size_bytes: int, now: float) -> float:
+        """It is over and to be proven. The seconds that it would have taken alone."""
+        pull.verify_s = now
+        return self._shared.alone_s(size_bytes, now - pull.started_s, now)
 
     def remove(self, number: int) -> None:
         self._pulls.pop(number, None)

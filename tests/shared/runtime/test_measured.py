@@ -28,7 +28,7 @@ def test_only_the_newest_few_are_kept() -> None:
     measured, peer = Measured(), WorkerId("prefill-0")
     for number in range(100):
         measured.step([(16, 0)], float(number))
-        measured.read(peer, number, 1.0)
+        measured.read(peer, number, 1.0, 2.0 * number)
     steps, links = measured.take()
     assert [step.seconds for step in steps] == [float(n) for n in range(100 - MOST, 100)]
     assert links[-1] == LinkSample(peer, 99, 1.0) and len(links) == MOST
