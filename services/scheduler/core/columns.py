@@ -57,12 +57,13 @@ class Columns:
         arrays["charged_pages"][row] = pages
         arrays["charges"][row] = charges
 
-    def transfer(self, reader: int, owner: int, ends_s: float) -> None:
-        """Pages will go from one to the other until then."""
-        self._arrays["received_s"][reader] = self._arrays["sent_s"][owner] = ends_s
+    def transfer(self, reader: int, received_s: float, owner: int, sent_s: float) -> None:
+        """Pages will go from one to the other: when both cards will have done all they have to."""
+        self._arrays["received_s"][reader] = received_s
+        self._arrays["sent_s"][owner] = sent_s
 
     def sending_s(self, rows: Rows, now: float) -> Floats:
-        """Seconds until its card could begin to send, of each row."""
+        """Seconds of what its card has to send, of each row."""
         return np.asarray(np.maximum(0.0, self._arrays["sent_s"][rows] - now))
 
     def receiving_s(self, rows: Rows, now: float) -> Floats:

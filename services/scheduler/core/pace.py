@@ -1,4 +1,4 @@
-"""How much comes to the pool a second, and what each link has to carry: from placements alone.
+"""How much comes to the pool a second, from placements alone.
 
 Averages decay, and are corrected for the time that was seen: they are right from the first second
 on.
@@ -79,50 +79,3 @@ class Paces:
         """Seconds of work a second that go there."""
         pace = self._paces.get(worker)
         return 0.0 if pace is None else pace.busy(now)
-
-
-class LinkQueues:
-    """Bytes that each worker's card has still to receive and to send: one transfer after the other,
-    without a pause while there is one. A transfer holds both cards, so it begins when both are
-    free. Bytes and not seconds, so that what is learnt of a link's speed counts for what waits
-    already; `carried_per_s` is what a card has done of them since."""
-
-    def __init__(self) -> None:
-        self._receiving: OrderedDict[WorkerId, tuple[float, float]] = OrderedDict()
-        self._sending: OrderedDict[WorkerId, tuple[float, float]] = OrderedDict()
-
-    def add(
-        self, reader: WorkerId, owner: WorkerId, size_bytes: float, carried_per_s: float, now: float
-    ) -> float:
-        """One more transfer; how many bytes it is until both cards will be free again."""
-        left = size_bytes + max(
-            _left(self._receiving, reader, carried_per_s, now),
-            _left(self._sending, owner, carried_per_s, now),
-        )
-        for cards, worker in ((self._receiving, reader), (self._sending, owner)):
-            cards[worker] = left, now
-            cards.move_to_end(worker)
-            while len(cards) > _MOST:
-                cards.popitem(last=False)
-        return left
-
-    def receiving(self, reader: WorkerId, carried_per_s: float, now: float) -> float:
-        """Bytes before its card could begin to receive more."""
-        return _left(self._receiving, reader, carried_per_s, now)
-
-    def sending(self, owner: WorkerId, carried_per_s: float, now: float) -> float:
-        """Bytes before its card could begin to send more."""
-        return _left(self._sending, owner, carried_per_s, now)
-
-
-def _left(
-    cards: OrderedDict[WorkerId, tuple[float, float]],
-    worker: WorkerId,
-    carried_per_s: float,
-    now: float,
-) -> float:
-    known = cards.get(worker)
-    if known is None:
-        return 0.0
-    left = known[0] - carried_per_s * (now - known[1]) if now > known[1] else known[0]
-    return left if left > 0.0 else 0.0

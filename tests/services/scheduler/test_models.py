@@ -23,7 +23,7 @@ from shared.wire.workers import CostModel, Heartbeat, LinkSample, StepSample
 from tests.services.scheduler.builders import beat
 
 PROFILE = CostModel(0.01, 1e-4, 1e-8, 0.02, 5e-4)
-W, V = WorkerId("prefill-0"), WorkerId("decode-0")
+W, V, X = WorkerId("prefill-0"), WorkerId("decode-0"), WorkerId("decode-1")
 NAN, INF = math.nan, math.inf
 
 
@@ -217,9 +217,32 @@ def test_reads_that_share_a_card_do_not_make_a_link_slow() -> None:
     for number in range(64):
         links.add(V, W, 100_000_000, 0.051 if number % 8 == 0 else 0.951, 0.0)
     assert links.of(V, 1.0).bytes_per_s == pytest.approx(2e9, rel=0.05)
+    for _ in range(16):
+        links.add(V, W, 100_000_000, 1.001, 31.0)
+    assert links.of(V, 32.0).bytes_per_s == pytest.approx(1e8, rel=0.06), "that is its speed now"
+
+
+def test_cards_are_alike_until_one_is_of_another_kind() -> None:
+    """Else the one that was lucky in its reads would get all of them."""
+    links, owner = Links(), WorkerId("owner")
+    for number in range(16):
+        assert links.of(W, 1.0) == links.of(V, 1.0)
+        links.add(V, owner, 100_000_000, 0.051, number / 16)
+        links.add(W, owner, 100_000_000, 0.076, number / 16)
+    assert links.of(W, 1.0) == links.of(V, 1.0)
     for _ in range(15):
-        links.add(V, W, 100_000_000, 1.001, 0.0)
-    assert links.of(V, 1.0).bytes_per_s == pytest.approx(1e8, rel=0.06), "that is its speed now"
+        links.add(X, owner, 100_000_000, 0.101, 1.0)
+    assert links.of(X, 1.0) == links.of(V, 1.0), "too few to tell"
+    links.add(X, owner, 100_000_000, 0.101, 1.0)
+    assert links.of(X, 1.0).bytes_per_s == pytest.approx(1e9, rel=0.05)
+
+
+def test_one_slow_way_into_a_fast_card_is_told_apart() -> None:
+    links, far = Links(), WorkerId("far")
+    for number in range(32):
+        links.add(V, W if number % 2 else far, 100_000_000, 0.051 if number % 2 else 1.001, 0.0)
+    assert links.between(V, W, 1.0).bytes_per_s == pytest.approx(2e9, rel=0.05)
+    assert links.between(V, far, 1.0).bytes_per_s == pytest.approx(1e8, rel=0.06)
 
 
 def test_one_read_that_seems_too_fast_changes_nothing() -> None:

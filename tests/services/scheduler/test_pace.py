@@ -1,10 +1,10 @@
-"""Rates that are right from the first second on; links that carry one transfer after the other."""
+"""Rates that are right from the first second on."""
 
 from __future__ import annotations
 
 import pytest
 
-from services.scheduler.core.pace import LinkQueues, Pace, Paces
+from services.scheduler.core.pace import Pace, Paces
 from shared.ids import WorkerId
 
 ONE, TWO = WorkerId("prefill-1"), WorkerId("prefill-2")
@@ -32,16 +32,3 @@ def test_workers_have_paces_of_their_own() -> None:
     paces.add(ONE, 0.5, 0.0)
     assert paces.per_s(ONE, 0.0) > 0.0 and paces.busy(ONE, 0.0) > 0.0
     assert paces.per_s(TWO, 0.0) == paces.busy(TWO, 0.0) == 0.0
-
-
-def test_transfers_queue_on_both_cards() -> None:
-    queues, owner = LinkQueues(), WorkerId("owner")
-    assert queues.add(ONE, owner, 2e9, 2e9, 0.0) == pytest.approx(2e9)
-    assert queues.add(ONE, owner, 2e9, 2e9, 0.5) == pytest.approx(3e9)
-    assert queues.receiving(ONE, 2e9, 0.5) == pytest.approx(3e9)
-    assert queues.receiving(ONE, 2e9, 1.0) == pytest.approx(2e9)
-    assert queues.receiving(ONE, 2e9, 9.0) == queues.receiving(TWO, 2e9, 0.5) == 0.0
-    assert queues.sending(owner, 2e9, 0.5) == pytest.approx(3e9)
-    assert queues.receiving(owner, 2e9, 0.5) == queues.sending(ONE, 2e9, 0.5) == 0.0
-    assert queues.add(TWO, owner, 2e9, 2e9, 0.5) == pytest.approx(5e9), "begins when both are free"
-    assert queues.receiving(TWO, 2e9, 0.5) == pytest.approx(5e9)

@@ -1,8 +1,9 @@
 """How fast pages move between two workers, as measured reads tell (`shared.bandwidth`): what waits
-in line is counted elsewhere (`LinkQueues`), and must not count twice.
+in line is counted elsewhere (`Cards`), and must not count twice.
 
-A link that was not measured has the belief of its reader, whose card carries it; a reader that was
-not, that of all; nothing known at all: the shipped value.
+All cards are taken to be alike, and all links of one, until enough reads tell that one is another
+kind: else chance makes one look the fastest, and everything goes there. Before the first read it is
+the shipped value.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ SHIPPED: Final = LinkCosts(setup_s=0.001, bytes_per_s=25.0e9)
 too slow, a cold cluster's first burst is sent away from what is cached."""
 _UNHEARD_PER_S: Final = 1.0e9
 """Bytes that a card is sure to have carried, as long as none was ever measured."""
+_UNLIKE: Final = 1.75
+"""Times as fast or as slow as all: cards of 100 and 200 Gbit/s are of two kinds."""
 _MOST_LINKS: Final = 65_536
 _WIDEST: Final = 40.0
 K = TypeVar("K")
@@ -51,14 +54,18 @@ class Links:
         _of(self._links, (reader, owner), self._shipped).add(*read)
 
     def between(self, reader: WorkerId, owner: WorkerId, now: float) -> LinkCosts:
-        """What is known of this direction."""
-        found = self._links.get((reader, owner))
-        return found.link if found is not None and found.known(now) else self.of(reader, now)
+        """What is known of this direction: no link is faster than its reader's card."""
+        card, found = self.of(reader, now), self._links.get((reader, owner))
+        slower = found is not None and found.link.bytes_per_s * _UNLIKE < card.bytes_per_s
+        return found.link if found is not None and slower and found.sure(now) else card
 
     def of(self, reader: WorkerId, now: float) -> LinkCosts:
-        """What this reader's links carry, whoever owns the pages."""
-        found = self._readers.get(reader)
-        return found.link if found is not None and found.known(now) else self._all.link
+        """What this reader's card carries, whoever owns the pages."""
+        usual, found = self._all.link, self._readers.get(reader)
+        if found is None or not found.sure(now):
+            return usual
+        factor = found.link.bytes_per_s / usual.bytes_per_s
+        return found.link if factor > _UNLIKE or factor * _UNLIKE < 1.0 else usual
 
     def carried_per_s(self, worker: WorkerId, now: float) -> float:
         """Bytes that its card has surely carried in a second: what is believed, but nothing of it

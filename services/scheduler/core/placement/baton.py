@@ -214,16 +214,16 @@ class Baton:
 def _bounds(
     view: View, sites: list[tuple[float, Site]], readers: list[Reader]
 ) -> list[tuple[float, int, int, int]]:
-    """What each pair costs at least, the wait for both cards included, then the places of both in
+    """What each pair costs at least, what both cards carry included, then the places of both in
     order."""
     found = []
+    delays = [to.receiving.delay_s(to.size_bytes) for to in readers]
     for place, (cost, at) in enumerate(sites):
-        sending_s, ttft_s = at.sending_s, at.ttft_s
         for turn, to in enumerate(readers):
-            begins_s = sending_s if sending_s > to.receiving_s else to.receiving_s
+            delay_s = max(delays[turn], at.sending.delay_s(to.size_bytes))
             bound = cost + to.least_s
-            if begins_s > ttft_s:
-                bound += view.after_first_s(begins_s - ttft_s, to.slack_s)
+            if delay_s > at.ttft_s:
+                bound += view.after_first_s(delay_s - at.ttft_s, to.slack_s)
             found.append((bound, place + turn, place, turn))
     return found
 

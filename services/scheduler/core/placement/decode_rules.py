@@ -83,8 +83,9 @@ def baton_headroom(view: View, workers: Sequence[Worker]) -> Worker:
     share = view.weights.exposed_share
 
     def added_s(worker: Worker) -> float:
-        card_s = share * view.receiving_s(worker.report.worker)
-        return sum(burden(view, worker).values()) + card_s
+        size_bytes = (view.pages(worker) - view.cached(worker)) * worker.report.page_bytes
+        card_s = view.receiving(worker.report.worker).delay_s(size_bytes)
+        return sum(burden(view, worker).values()) + share * card_s
 
     return min(workers, key=added_s)
 

@@ -4,7 +4,8 @@
     exposed_s  = x + (k-1) * max(0, x-y) for k chunks of compute y and transfer x, which delays
                  the second token alone: it counts `exposed_share` of its seconds, and whole where
                  the answer would miss its TPOT objective for it
-    queue_s    = what the cards of both have to carry before, in the same measure
+    queue_s    = what it takes longer for what the cards of both have to carry besides, in the
+                 same measure
     link_s     = what moving its bytes delays others, in the same measure
     later_s    = prefill_s times the price of prefill: the delay of later requests
     slowdown_s = what one more stream costs the streams that are there
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from services.scheduler.core.cards import IDLE, Backlog
 from services.scheduler.core.cluster import Worker
 from services.scheduler.core.flights import peak
 from services.scheduler.core.placement.option import Fetch, Option
@@ -41,8 +43,8 @@ class Site:
     """What a fetch costs others."""
     later_s: float = 0.0
     """What its work costs those that come later."""
-    sending_s: float = 0.0
-    """Until its card could begin to send what it computed."""
+    sending: Backlog = IDLE
+    """What its card has to send."""
     ttft_s: float = 0.0
     """Wait or fetch, whichever is longer, and prefill."""
 
@@ -59,17 +61,17 @@ class Source:
     owner: Worker
     depth: int
     """Leading blocks of the request that it has."""
-    sending_s: float
-    """Until its card could begin to send them."""
+    sending: Backlog
+    """What its card has to send."""
 
     def better(self, other: Source) -> bool:
         """Whether anybody might rather copy from here."""
-        return self.depth > other.depth or self.sending_s < other.sending_s
+        return self.depth > other.depth or self.sending.seconds < other.sending.seconds
 
 
 def source(view: View, owner: Worker, depth: int) -> Source:
     """What does not depend on who borrows."""
-    return Source(owner, depth, view.sending_s(owner.report.worker))
+    return Source(owner, depth, view.sending(owner.report.worker))
 
 
 def site(view: View, worker: Worker, sources: list[Source]) -> Site:
@@ -79,6 +81,7 @@ def site(view: View, worker: Worker, sources: list[Source]) -> Site:
     cached = view.cached(worker)
     wait_s = view.wait_s(worker)
     name, fetch, link_s = worker.report.worker, None, 0.0
+    receiving = view.receiving(name)
     prefill_s = view.prefill_s(worker, cached)
     ttft_s = best_s = wait_s + prefill_s
     for lender in sources:
@@ -86,7 +89,8 @@ def site(view: View, worker: Worker, sources: list[Source]) -> Site:
         if blocks <= 0 or not view.may_copy(worker, lender.owner):
             continue
         moving_s = view.transfer_s(worker, lender.owner, blocks)
-        fetch_s = max(view.receiving_s(name), lender.sending_s) + moving_s
+        size_bytes = blocks * worker.report.page_bytes
+        fetch_s = moving_s + _delay_s(lender.sending, receiving, size_bytes)
         left_s = view.prefill_s(worker, lender.depth)
         ready_s = max(wait_s, fetch_s) + left_s
         if ready_s >= best_s:
@@ -104,7 +108,7 @@ def site(view: View, worker: Worker, sources: list[Source]) -> Site:
         evict_s(view, worker, view.pages(worker) - cached),
         link_s,
         view.later_s(worker, wait_s, prefill_s),
-        view.sending_s(name),
+        view.sending(name),
         ttft_s,
     )
 
@@ -160,10 +164,12 @@ class Reader:
     worker: Worker
     burden: dict[str, float]
     missing: int
-    """Pages of the prompt that it lacks."""
+    """Pages of the prompt that it lacks ..."""
+    size_bytes: int
+    """... and what its card receives for them."""
     link_price: float
-    receiving_s: float
-    """Until its card is free."""
+    receiving: Backlog
+    """What its card has to receive."""
     slack_s: float
     """That its TPOT objective leaves this request until its answer is complete."""
     least_s: float
@@ -176,10 +182,11 @@ def reader(view: View, worker: Worker, burden: dict[str, float]) -> Reader:
     name = worker.report.worker
     price = view.link_price(name) * view.others * view.weights.exposed_share
     link = view.world.learned.links.of(name, view.now)
-    usual_s = costs.transfer_s(link, missing * worker.report.page_bytes)
+    size_bytes = missing * worker.report.page_bytes
+    usual_s = costs.transfer_s(link, size_bytes)
     least_s = sum(burden.values()) + price * usual_s
-    receiving_s, slack_s = view.receiving_s(name), view.slack_s(worker)
-    return Reader(worker, burden, missing, price, receiving_s, slack_s, least_s)
+    receiving, slack_s = view.receiving(name), view.slack_s(worker)
+    return Reader(worker, burden, missing, size_bytes, price, receiving, slack_s, least_s)
 
 
 def pair(view: View, at: Site, to: Reader) -> Option:
@@ -188,17 +195,19 @@ def pair(view: View, at: Site, to: Reader) -> Option:
     transfer_s = view.transfer_s(decode, at.worker, to.missing)
     tokens = view.ask.prompt_tokens - at.ready_blocks * at.worker.report.block_tokens
     chunks = max(1, math.ceil(tokens / view.weights.chunk_tokens))
-    queue_s = max(0.0, at.sending_s - at.ttft_s, to.receiving_s - at.ttft_s)
-    waiting_s = view.after_first_s(queue_s, to.slack_s)
-    handoff_s = queue_s + costs.exposed_s(at.prefill_s / chunks, transfer_s / chunks, chunks)
+    computing_s = at.prefill_s / chunks
+    delay_s = _delay_s(at.sending.after(at.ttft_s), to.receiving.after(at.ttft_s), to.size_bytes)
+    alone_s = costs.exposed_s(computing_s, transfer_s / chunks, chunks)
+    shared_s = costs.exposed_s(computing_s, (transfer_s + delay_s) / chunks, chunks)
+    exposed_s = view.after_first_s(alone_s, to.slack_s)
     terms = {
         "wait_s": max(at.wait_s, at.fetch.seconds) if at.fetch else at.wait_s,
         "prefill_s": at.prefill_s,
-        "exposed_s": view.after_first_s(handoff_s, to.slack_s) - waiting_s,
+        "exposed_s": exposed_s,
         "later_s": at.later_s,
         "evict_s": at.evict_s,
         "link_s": at.link_s + to.link_price * transfer_s,
-        "queue_s": waiting_s,
+        "queue_s": view.after_first_s(shared_s, to.slack_s) - exposed_s,
         **to.burden,
     }
     note = f"{at.cached} blocks cached on {at.worker.report.worker}"
@@ -214,8 +223,13 @@ def pair(view: View, at: Site, to: Reader) -> Option:
         terms=terms,
         note=note,
         fetch=at.fetch,
-        moved_bytes=to.missing * decode.report.page_bytes,
+        moved_bytes=to.size_bytes,
     )
+
+
+def _delay_s(sending: Backlog, receiving: Backlog, size_bytes: int) -> float:
+    """By how much what both cards carry delays a transfer of so many bytes: the busier one."""
+    return max(sending.delay_s(size_bytes), receiving.delay_s(size_bytes))
 
 
 def together(view: View, at: Site, burden: dict[str, float]) -> Option:

@@ -63,6 +63,8 @@ class Placer:
         world, to, source = self.world, reader.report.worker, owner.report.worker
         links = world.learned.links
         world.link_work.add(to, size_bytes, now)
-        left = world.link_queues.add(to, source, size_bytes, links.carried_per_s(to, now), now)
-        free_s = left / links.of(to, now).bytes_per_s
-        world.cluster.columns.transfer(reader.row, owner.row, now + free_s)
+        world.receiving.add(to, size_bytes, links.carried_per_s(to, now), now)
+        world.sending.add(source, size_bytes, links.carried_per_s(source, now), now)
+        received_s = now + world.backlog(world.receiving, to, now).seconds
+        sent_s = now + world.backlog(world.sending, source, now).seconds
+        world.cluster.columns.transfer(reader.row, received_s, owner.row, sent_s)

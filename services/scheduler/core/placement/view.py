@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from services.scheduler.core.cards import Backlog, Cards
 from services.scheduler.core.cluster import Cluster, Worker
 from services.scheduler.core.columns import least
 from services.scheduler.core.flights import Flights
 from services.scheduler.core.groups import Group
 from services.scheduler.core.lookup import Match
 from services.scheduler.core.models.learned import Learned
-from services.scheduler.core.pace import LinkQueues, Pace, Paces
+from services.scheduler.core.pace import Pace, Paces
 from services.scheduler.core.placement.weights import Weights
 from services.scheduler.core.prefixes import PrefixIndex
 from services.scheduler.core.rates import Rates
@@ -53,11 +54,18 @@ class World:
     """Requests that compute in the pool of prefill workers."""
     paces: Paces = field(default_factory=lambda: Paces(_LATELY_S))
     """The same by worker."""
-    link_queues: LinkQueues = field(default_factory=LinkQueues)
+    sending: Cards = field(default_factory=Cards)
+    receiving: Cards = field(default_factory=Cards)
     link_work: Rates[WorkerId] = field(default_factory=lambda: Rates(_WINDOW_S))
     """Bytes of transfers placed, per second and reader."""
     tenants: Rates[str] = field(default_factory=lambda: Rates(_WINDOW_S))
     """Seconds of work placed, per second and tenant."""
+
+    def backlog(self, cards: Cards, worker: WorkerId, now: float) -> Backlog:
+        """What a worker's card has to carry in this direction, at the speed that is believed."""
+        links = self.learned.links
+        left = cards.left(worker, links.carried_per_s(worker, now), now)
+        return Backlog(left, links.of(worker, now).bytes_per_s)
 
 
 class View:
@@ -336,17 +344,13 @@ class View:
         size = len((self.prefills if self.prefills.workers else self.decodes).workers)
         return self.world.pace.busy(self.now) / max(1, size)
 
-    def receiving_s(self, reader: WorkerId) -> float:
-        """Until the card of this reader could begin with a transfer."""
-        links, now = self.world.learned.links, self.now
-        left = self.world.link_queues.receiving(reader, links.carried_per_s(reader, now), now)
-        return left / links.of(reader, now).bytes_per_s if left else 0.0
+    def receiving(self, reader: WorkerId) -> Backlog:
+        """What the card of this reader has to receive."""
+        return self.world.backlog(self.world.receiving, reader, self.now)
 
-    def sending_s(self, owner: WorkerId) -> float:
-        """The same of the card of an owner of pages."""
-        links, now = self.world.learned.links, self.now
-        left = self.world.link_queues.sending(owner, links.carried_per_s(owner, now), now)
-        return left / links.of(owner, now).bytes_per_s if left else 0.0
+    def sending(self, owner: WorkerId) -> Backlog:
+        """What the card of this owner of pages has to send."""
+        return self.world.backlog(self.world.sending, owner, self.now)
 
     def stream_s(self, decode: Worker) -> float:
         """What one more stream costs each that is there: dST = gamma + beta * (N + o/2) more a

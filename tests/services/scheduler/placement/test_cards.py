@@ -83,14 +83,14 @@ def test_what_a_slow_card_has_to_carry_is_known_once_its_speed_is() -> None:
     for number in range(10):
         placed(machine, fresh(f"r{number}", 100, first=10_000 * (1 + number)), number / 100)
     unheard = view(machine, fresh("r10", 100), 0.1)
-    assert unheard.receiving_s(WorkerId("decode-0")) < 0.02
+    assert unheard.receiving(WorkerId("decode-0")).seconds < 0.02
     links_carry(machine, 1e8)
     known = view(machine, fresh("r10", 100), 0.1)
-    assert known.receiving_s(WorkerId("decode-0")) == pytest.approx(2.7, rel=0.1)
+    assert known.receiving(WorkerId("decode-0")).seconds == pytest.approx(2.7, rel=0.1)
 
 
 def test_a_card_that_is_free_before_the_prompt_is_computed_delays_nothing() -> None:
     machine = cluster("baton", {"prefill-0": (0, 5.0)})
-    machine.world.link_queues.add(WorkerId("decode-0"), WorkerId("prefill-0"), 4e9, 1e9, 0.5)
+    machine.world.receiving.add(WorkerId("decode-0"), 4e9, 1e9, 0.5)
     (found,) = placed(machine, whole(), 0.5).candidates
     assert found.terms["queue_s"] == 0.0 and found.terms["wait_s"] > 4.0
