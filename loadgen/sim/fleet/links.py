@@ -1,6 +1,6 @@
-"""The data plane of a performance run: each worker has a card that sends and one that receives, one
-transfer after the other at full bandwidth. Where all share the cores of one host, what a pool node
-copies is work for these.
+"""The data plane of a performance run: each worker has a card that sends and one that receives, and
+transfers share them. Where all workers share the cores of one host, what a pool node copies is work
+for these.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 from loadgen.sim.fleet.design import Design, Link
 from loadgen.sim.fleet.priced_engine import SharedHost
+from loadgen.sim.fleet.sharing import Card, FairShare
 from loadgen.sim.flight import ReadOutcome
 from loadgen.sim.plane import Ask, PageFabric, PageHost
 from loadgen.sim.scene import Scene
 from shared.errors import Code
 from shared.ids import PageId, WorkerId
 from shared.runtime.measured import MOST
+from shared.shared_reads import SharedReads
 from shared.wire.workers import LinkSample
 
 
@@ -40,12 +42,13 @@ class LinkFabric(PageFabric):
         self.moved = Moved()
         self._link, self._pool_link = design.link, design.kvpool_link or design.link
         self._host = host
-        self._sends_s: defaultdict[str, float] = defaultdict(float)
-        self._receives_s: defaultdict[str, float] = defaultdict(float)
+        self._share = FairShare(scene.heap)
+        self._cards: dict[tuple[str, str], Card] = {}
+        self._reads: defaultdict[str, SharedReads] = defaultdict(SharedReads)
         self._samples: defaultdict[str, deque[LinkSample]] = defaultdict(lambda: deque(maxlen=MOST))
 
     def measured(self, reader: str) -> tuple[LinkSample, ...]:
-        """The newest reads, each with the seconds for which it had the reader's link for itself."""
+        """The newest reads, each as if it had had the reader's card for itself."""
         found = tuple(self._samples[reader])
         self._samples[reader].clear()
         return found
@@ -75,31 +78,39 @@ class LinkFabric(PageFabric):
             heap.after(link.setup_s / 2, stale)
             return
         size_bytes = len(ask.reads) * owner.memory.page_bytes
-        alone_s = max(asked_s, self._receives_s[reader.name])
 
         def close() -> None:
             owner.close_read(read)
 
         def landed() -> None:
-            self.moved.seconds += heap.now_s - asked_s
-            sample = LinkSample(WorkerId(owner.name), size_bytes, heap.now_s - alone_s)
-            self._samples[reader.name].append(sample)
+            self._measure(reader.name, owner.name, size_bytes, heap.now_s - asked_s)
             done(ReadOutcome(None, True, size_bytes))
 
         self.moved.reads += 1
         self.moved.size_bytes += size_bytes
         self.moved.by_owner[_role(owner)] += size_bytes
-        moving_s = size_bytes / link.bytes_per_s
         ends = owner.guarded(close), reader.guarded(landed)
         host = self._copying(reader)
         if host is not None:
-            host.copy(heap, link.setup_s + moving_s, lambda: _each(ends))
+            host.copy(heap, link.setup_s + size_bytes / link.bytes_per_s, lambda: _each(ends))
             return
-        begins_s = max(heap.now_s, self._sends_s[owner.name], self._receives_s[reader.name])
-        ends_s = begins_s + moving_s
-        self._sends_s[owner.name] = self._receives_s[reader.name] = ends_s
-        for end in ends:
-            heap.at(ends_s + link.setup_s / 2, end)
+        self._share.begin(
+            self._card("sends", owner),
+            self._card("receives", reader),
+            size_bytes,
+            lambda: heap.after(link.setup_s / 2, lambda: _each(ends)),
+        )
+
+    def _measure(self, reader: str, owner: str, size_bytes: int, seconds: float) -> None:
+        self.moved.seconds += seconds
+        alone_s = self._reads[reader].alone_s(size_bytes, seconds, self._scene.heap.now_s)
+        self._samples[reader].append(LinkSample(WorkerId(owner), size_bytes, alone_s))
+
+    def _card(self, way: str, host: PageHost) -> Card:
+        card = self._cards.get((way, host.name))
+        if card is None:
+            card = self._cards[way, host.name] = Card(self._of(host).bytes_per_s)
+        return card
 
     def _copying(self, reader: PageHost) -> SharedHost | None:
         """The host for whose cores its reads are work."""
