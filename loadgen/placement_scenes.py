@@ -116,7 +116,7 @@ def _preble(of: Count) -> Iterator[Scene]:
                 workers=4,
                 kv_tokens=kv_tokens,
                 block_tokens=256 if kind in ("videoqa", "loogle") else 64,
-                draws=10,
+                draws=20 if arrival == AZURE else 10,
             )
 
 

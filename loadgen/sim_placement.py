@@ -292,7 +292,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="scenes whose name contains this")
     parser.add_argument("--policies", nargs="*", default=[], choices=POLICIES, help="none: all")
     parser.add_argument("--scale", type=float, default=0.25, help="of the number of requests")
-    parser.add_argument("--draws", type=int, default=10, help="most draws of a workload")
+    parser.add_argument("--draws", type=int, default=20, help="most draws of a workload")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="public traces")
     return parser.parse_args(argv)

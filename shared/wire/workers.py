@@ -6,6 +6,7 @@ Load figures are the worker's own truth; the scheduler adds only charges a repor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from shared.ids import Epoch, WorkerId
 
@@ -43,6 +44,18 @@ class CostModel:
     """Each further sequence in the step."""
 
 
+MOST_READING: Final = 64
+"""Entries of `WorkerLoad.reading`; who reads for more jobs tells of as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one job has still to read from a peer."""
+
+    peer: WorkerId
+    pages: int
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """What a worker has to do and what it has room for, at the moment of the heartbeat."""
@@ -59,6 +72,8 @@ class WorkerLoad:
     """Highest placement seen by this worker."""
     step_tokens: int = 0
     """Of one step of a decode worker, running sequences and prompts together; 0: any number."""
+    reading: tuple[Reading, ...] = ()
+    """Pages on their way to this worker, or waited for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from services.decode.core.machine import DecodeMachine
 from services.decode.core.sequences import Sequence, Stage
 from shared.costs import filled_s
-from shared.wire.workers import CostModel, WorkerLoad
+from shared.wire.workers import MOST_READING, CostModel, Reading, WorkerLoad
 
 
 def load(machine: DecodeMachine, cost: CostModel) -> WorkerLoad:
@@ -28,6 +31,7 @@ def load(machine: DecodeMachine, cost: CostModel) -> WorkerLoad:
         pages_free=cache.available,
         placement_sequence=machine.admission.placement_sequence,
         step_tokens=budget.step_tokens,
+        reading=tuple(islice(_reading(machine), MOST_READING)),
     )
 
 
@@ -49,6 +53,20 @@ def accounting(machine: DecodeMachine) -> dict[str, object]:
             "quarantined": counts.quarantined,
         },
     }
+
+
+def _reading(machine: DecodeMachine) -> Iterator[Reading]:
+    """What is not here and proven, of prefill and of the pool."""
+    for sequence in machine.desk.sequences.values():
+        handoff, fetch = sequence.handoff, sequence.fetch
+        if handoff is not None and not handoff.committed:
+            yield Reading(handoff.owner.worker, len(handoff.wanted))
+        elif fetch is not None:
+            yield Reading(fetch.pool.worker, fetch.last - fetch.first)
+    for sequence in machine.admission.waiting:
+        if sequence.handoff is not None:
+            pages = -(-sequence.prompt_tokens // sequence.block_tokens)
+            yield Reading(sequence.handoff.owner.worker, pages)
 
 
 def _seconds(sequence: Sequence, cost: CostModel, fill_tokens: int, decoding: int) -> float:

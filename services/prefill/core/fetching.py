@@ -5,6 +5,8 @@ Both are shortcuts and never a need: whatever goes wrong, the job computes inste
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from services.prefill.core import handoff, reuse
 from services.prefill.core.actions import Lookup, Pull, PullPage, ReleasePool, Traced
 from services.prefill.core.closing import close, depart
@@ -15,6 +17,7 @@ from shared.dataplane.plane import PageRead
 from shared.errors import Code
 from shared.ids import BlockHash
 from shared.wire.blocks import BlocksFound, LookupBlocks, ReleaseBlocks
+from shared.wire.workers import Reading
 
 
 def begin(state: State, job: Job, now: float) -> bool:
@@ -63,6 +66,14 @@ def resume(state: State, now: float) -> None:
         worth_asking = mate is None or job.sealed > before
         if not (worth_asking and begin(state, job, now)):
             _compute(state, job, now, f"{mate_key.request} has ended its fetch")
+
+
+def reading(state: State) -> Iterator[Reading]:
+    """What the jobs that fetch have still to read, and from whom."""
+    for job in state.jobs.in_phase(Phase.FETCHING):
+        if job.key not in state.followers and job.source is not None:
+            pages = len(job.pull.pages) if job.pull is not None else job.asked - job.sealed
+            yield Reading(job.source.worker, pages)
 
 
 def missed(state: State, event: PoolMissed, now: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import Never
 
 from services.prefill.core import admission, fetching, handoff
@@ -33,7 +34,7 @@ from shared.wire.requests import (
     TokenEntry,
     WorkerRef,
 )
-from shared.wire.workers import WorkerLoad, WorkerLost
+from shared.wire.workers import MOST_READING, WorkerLoad, WorkerLost
 
 
 def _was_for(job: Job, lost: WorkerLost) -> bool:
@@ -233,6 +234,7 @@ class Machine:
             pages_total=state.pages,
             pages_free=state.cache.available,
             placement_sequence=state.placement_sequence,
+            reading=tuple(islice(fetching.reading(state), MOST_READING)),
         )
 
     def accounting(self) -> dict[str, object]:

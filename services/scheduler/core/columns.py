@@ -57,10 +57,10 @@ class Columns:
         arrays["charged_pages"][row] = pages
         arrays["charges"][row] = charges
 
-    def transfer(self, reader: int, received_s: float, owner: int, sent_s: float) -> None:
-        """Pages will go from one to the other: when both cards will have done all they have to."""
-        self._arrays["received_s"][reader] = received_s
-        self._arrays["sent_s"][owner] = sent_s
+    def transfers(self, row: int, received_s: float, sent_s: float) -> None:
+        """When its card will have received and sent all that it has to."""
+        self._arrays["received_s"][row] = received_s
+        self._arrays["sent_s"][row] = sent_s
 
     def sending_s(self, rows: Rows, now: float) -> Floats:
         """Seconds of what its card has to send, of each row."""

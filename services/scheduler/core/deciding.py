@@ -13,7 +13,8 @@ from services.scheduler.core.flights import Flight
 from services.scheduler.core.placement.option import MAX_REPORTED, Chance, Decision
 from services.scheduler.core.placement.placer import Placer
 from services.scheduler.core.placement.settings import PlacementSettings
-from services.scheduler.core.placement.view import View, World
+from services.scheduler.core.placement.view import View
+from services.scheduler.core.world import World
 from shared.errors import Code
 from shared.ids import Epoch, RequestId
 from shared.wire.requests import Placement, PlaceRequest, Refused, WorkerRef
@@ -122,7 +123,7 @@ class Deciding:
             fetch_from=chosen.fetch.owner.ref if chosen.fetch else None,
             fetch_blocks=chosen.fetch.blocks if chosen.fetch else 0,
         )
-        self.placer.placed(view, decision)
+        self.placer.placed(view, decision, self.sequence)
         self._charge(view, decision)
         self._decisions[ask.request] = placement, (ask.tenant, ask.model_digest)
         self._decisions.move_to_end(ask.request)

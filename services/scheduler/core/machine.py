@@ -28,7 +28,6 @@ from services.scheduler.core.events import (
 )
 from services.scheduler.core.placement.option import Chance
 from services.scheduler.core.placement.settings import PlacementSettings
-from services.scheduler.core.placement.view import World
 from services.scheduler.core.prefixes import INDEX_BYTES, PrefixIndex
 from services.scheduler.core.recovery import (
     RETRIES,
@@ -38,6 +37,7 @@ from services.scheduler.core.recovery import (
     Verdict,
 )
 from services.scheduler.core.roster import Roster
+from services.scheduler.core.world import World
 from shared.errors import Code
 from shared.ids import Epoch, RequestId
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from shared.wire.workers import Heartbeat, WorkerLoad
+from shared.wire.workers import MOST_READING, Heartbeat, Reading, WorkerLoad
 
 LONGEST_WORK_S: Final = 3600.0
 MOST_PAGES: Final = 1 << 26
@@ -35,6 +35,10 @@ def plausible(beat: Heartbeat) -> Heartbeat | None:
         pages_free=min(max(0, load.pages_free), total),
         placement_sequence=max(0, load.placement_sequence),
         step_tokens=min(max(0, load.step_tokens), MOST_STEP_TOKENS),
+        reading=tuple(
+            Reading(one.peer, min(max(0, one.pages), MOST_PAGES))
+            for one in load.reading[:MOST_READING]
+        ),
     )
     if cut == load and beat.page_bytes >= 0:
         return beat

@@ -20,9 +20,9 @@ from services.scheduler.core.events import (
     LeadTaken,
     Presence,
 )
-from services.scheduler.core.placement.view import World
 from services.scheduler.core.plausible import plausible
 from services.scheduler.core.prefixes import PrefixIndex
+from services.scheduler.core.world import World
 from shared.ids import Epoch, WorkerId
 from shared.wire.blocks import BlocksCleared, BlockSnapshot, BlocksRemoved, BlocksStored
 from shared.wire.workers import Heartbeat, WorkerLost
@@ -119,6 +119,7 @@ class Roster:
         if beat.role == "gateway":
             return actions
         self.world.learned.heard(beat, now)
+        self.world.reads(beat, now)
         self.index.follow(beat.worker, beat.epoch, _most_blocks(beat.load.pages_total))
         if self.index.reconcile(beat.worker, beat.epoch, beat.blocks):
             actions += self._ask_snapshot(beat.worker)
@@ -185,6 +186,7 @@ class Roster:
         self.world.flights.lost(worker)
         self.world.trust.forget(worker)
         self.world.learned.links.forget(worker)
+        self.world.cards.forget(worker)
 
     def _lost(self, worker: Worker, cause: str) -> list[Action]:
         if not self.leading:

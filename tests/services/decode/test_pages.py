@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from services.decode.core import actions as do
 from services.decode.core import events as on
+from services.decode.core.report import load
 from shared.errors import Code
 from shared.wire.requests import LeaseKey
+from shared.wire.workers import CostModel, Reading
 
-from .rig import Rig, flip, job
+from .rig import BLOCK, Rig, flip, job, rules
 
 
 def test_a_flipped_bit_is_fetched_once_more() -> None:
@@ -47,6 +49,37 @@ def test_a_block_that_fails_twice_is_computed_here_and_the_later_pages_stay() ->
     assert rig.machine.counts["recomputed_blocks"] == 2
     assert rig.prefill.released[0][1] == "recompute"
     rig.at_rest()
+
+
+def test_the_scheduler_is_told_which_pages_are_still_to_come() -> None:
+    """From the acceptance on, before any is announced, until the last is proven."""
+    rig, cost = Rig(), CostModel(1e-3, 1e-4, 0.0, 1e-3, 1e-4)
+    wanted = job()
+    pages = -(-len(wanted.tokens) // BLOCK)
+    assert load(rig.machine, cost).reading == ()
+    rig.submit(wanted)
+    assert load(rig.machine, cost).reading == (Reading(rig.prefill.me.worker, pages),)
+    ready = rig.prefill.compute(wanted, 8)
+    rig.first_token(wanted, ready)
+    rig.announce(ready[0])
+    rig.run()
+    come = len(ready[0].pages)
+    assert 0 < come < pages
+    assert load(rig.machine, cost).reading == (Reading(rig.prefill.me.worker, pages - come),)
+    rig.announce(*ready[1:])
+    rig.run()
+    rig.finished(wanted)
+    assert load(rig.machine, cost).reading == ()
+
+
+def test_who_waits_to_be_let_in_counts_with_all_its_pages() -> None:
+    rig, cost = Rig(limits=rules(max_sequences=1)), CostModel(1e-3, 1e-4, 0.0, 1e-3, 1e-4)
+    first, second = job("r1"), job("r2", tokens=[3] * 21)
+    rig.submit(first)
+    rig.submit(second)
+    assert len(rig.machine.admission.waiting) == 1
+    told = load(rig.machine, cost).reading
+    assert [one.pages for one in told] == [-(-len(one.tokens) // BLOCK) for one in (first, second)]
 
 
 def test_a_page_with_another_name_or_length_is_never_pulled() -> None:

@@ -23,6 +23,7 @@ from shared.wire.requests import (
     TokenEntry,
     WorkerRef,
 )
+from shared.wire.workers import Reading
 from tests.services.prefill.rig import (
     IDENTITY,
     LEASE_S,
@@ -57,6 +58,23 @@ def test_blocks_come_back_from_the_pool() -> None:
     assert len(rig.seen(ReleasePool)) == 1
     assert not rig.offers
     assert rig.machine.counters["prompt_tokens"] == 3
+
+
+def test_the_scheduler_is_told_what_a_worker_has_still_to_read() -> None:
+    """From the question on until the pages are there; a mate that waits for them adds nothing."""
+    rig = _filled_pool()
+
+    def told() -> tuple[Reading, ...]:
+        return rig.machine.load(rig.clock.now()).reading
+
+    assert told() == ()
+    rig.start(job("b", LONG, pool=POOL))
+    rig.start(job("c", LONG, pool=POOL))
+    assert told() == (Reading(POOL.worker, 10),)
+    rig.look_up()
+    assert told() == (Reading(POOL.worker, 10),)
+    rig.settle()
+    assert told() == ()
 
 
 def test_a_damaged_page_from_the_pool_is_computed_instead_and_the_pool_hears_of_it() -> None:

@@ -1,4 +1,4 @@
-"""Transfers that share a card: each is served as often as any other."""
+"""What cards carry: as readers report it, and what was placed since."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import random
 
 import pytest
 
-from services.scheduler.core.cards import Backlog, Cards
+from services.scheduler.core.cards import Backlog, Cards, Flow, backlog
 from shared.ids import WorkerId
 
 ONE, TWO = WorkerId("decode-1"), WorkerId("decode-2")
+P, Q = WorkerId("prefill-1"), WorkerId("prefill-2")
+
+
+def sizes(flows: object) -> list[float]:
+    return sorted(flow.size_bytes for flow in flows)  # type: ignore[attr-defined]
 
 
 def test_a_short_transfer_does_not_wait_for_the_end_of_long_ones() -> None:
-    backlog = Backlog((2e9, 40e9), 1e9)
-    assert backlog.seconds == pytest.approx(42.0)
-    assert backlog.delay_s(1e9) == pytest.approx(2.0)
-    assert backlog.delay_s(3e9) == pytest.approx(5.0)
-    assert backlog.delay_s(90e9) == pytest.approx(42.0)
+    found = Backlog((2e9, 40e9), 1e9)
+    assert found.seconds == pytest.approx(42.0)
+    assert found.delay_s(1e9) == pytest.approx(2.0)
+    assert found.delay_s(3e9) == pytest.approx(5.0)
+    assert found.delay_s(90e9) == pytest.approx(42.0)
 
 
 def test_all_get_equal_parts_until_the_shortest_is_done() -> None:
-    backlog = Backlog((2e9, 40e9), 1e9)
-    assert backlog.after(2.0).flows == pytest.approx((1e9, 39e9))
-    assert backlog.after(6.0).flows == pytest.approx((36e9,))
-    assert backlog.after(42.0).flows == backlog.after(1e9).flows == ()
-
-
-def test_a_card_carries_in_bytes_so_that_its_speed_may_be_learnt_later() -> None:
-    cards = Cards()
-    cards.add(ONE, 4e9, 1e9, 0.0)
-    cards.add(ONE, 2e9, 1e9, 1.0)
-    assert cards.left(ONE, 1e9, 1.0) == pytest.approx((2e9, 3e9))
-    assert cards.left(ONE, 1e9, 5.0) == pytest.approx((1e9,))
-    assert cards.left(ONE, 1e8, 5.0) == pytest.approx((1.8e9, 2.8e9))
-    assert cards.left(TWO, 1e9, 5.0) == () == cards.left(ONE, 1e9, 9.0)
-    assert cards.left(ONE, 1e9, 0.5) == pytest.approx((2e9, 3e9)), "a clock that went back"
+    found = Backlog((2e9, 40e9), 1e9)
+    assert found.after(2.0).flows == pytest.approx((1e9, 39e9))
+    assert found.after(6.0).flows == pytest.approx((36e9,))
+    assert found.after(42.0).flows == found.after(1e9).flows == ()
+    assert found.after(0.0) == found
 
 
 def test_it_is_what_a_fair_card_does_step_by_step() -> None:
@@ -53,9 +48,39 @@ def test_it_is_what_a_fair_card_does_step_by_step() -> None:
         assert [bytes_ for bytes_ in found if bytes_ > 0.01] == pytest.approx(slow, abs=0.02)
 
 
-def test_many_transfers_on_one_card_keep_their_bytes_and_a_bound() -> None:
+def test_a_report_replaces_what_its_worker_had_seen() -> None:
+    cards = Cards()
+    cards.placed(Flow(ONE, P, 4.0, 1.0, 7))
+    cards.placed(Flow(ONE, P, 5.0, 1.0, 8))
+    cards.placed(Flow(TWO, P, 6.0, 1.0, 9))
+    assert cards.reported(ONE, 7, [(P, 3.0), (Q, 1.0)], 1.5) == {P, Q}
+    assert sizes(cards.to(ONE)) == [1.0, 3.0, 5.0], "8 had not come to it yet"
+    assert sizes(cards.of(P)) == [3.0, 5.0, 6.0] and sizes(cards.of(Q)) == [1.0]
+    assert cards.reported(ONE, 8, [], 2.0) == {P, Q}
+    assert sizes(cards.to(ONE)) == [] and sizes(cards.of(P)) == [6.0] and not cards.of(Q)
+
+
+def test_a_placement_that_never_came_to_its_worker_is_given_up() -> None:
+    cards = Cards()
+    cards.placed(Flow(ONE, P, 4.0, 1.0, 7))
+    cards.reported(ONE, 6, [], 10.0)
+    assert sizes(cards.of(P)) == [4.0]
+    cards.reported(ONE, 6, [], 11.1)
+    assert not cards.of(P) and not cards.to(ONE)
+
+
+def test_who_is_gone_reads_nothing_and_too_many_are_none() -> None:
     cards = Cards()
     for number in range(1_000):
-        cards.add(ONE, float(number), 0.0, 0.0)
-    left = cards.left(ONE, 0.0, 0.0)
-    assert sum(left) == pytest.approx(sum(range(1_000))) and len(left) == 64
+        cards.placed(Flow(ONE, P, float(number), 0.0, number))
+    assert len(sizes(cards.to(ONE))) == len(sizes(cards.of(P))) == 256
+    assert min(sizes(cards.of(P))) == 744.0, "the oldest were forgotten"
+    cards.forget(ONE)
+    assert not cards.to(ONE) and not cards.of(P)
+
+
+def test_since_it_was_told_each_flow_had_its_part_of_the_card() -> None:
+    flows = [Flow(ONE, P, 4e9, 1.0, 0), Flow(ONE, Q, 2e9, 2.0, 0)]
+    assert backlog(flows, 1e9, 3.0) == Backlog((1.5e9, 3e9), 1e9)
+    assert backlog(flows, 1e9, 0.0).flows == (2e9, 4e9), "a clock that went back"
+    assert backlog(flows, 1e9, 99.0) == Backlog((), 1e9) == backlog([], 1e9, 0.0)

@@ -15,7 +15,7 @@ from services.scheduler.core.balance.forecast import Speeds, Split
 from services.scheduler.core.balance.planner import Look, Planner, Proposal, Seen, Strain
 from services.scheduler.core.balance.settings import BalanceSettings
 from services.scheduler.core.cluster import Worker
-from services.scheduler.core.placement.view import World
+from services.scheduler.core.world import World
 from shared.ids import Epoch, WorkerId
 from shared.wire.requests import Placement, PlacementEnded, PlaceRequest, Refused
 from shared.wire.workers import Heartbeat, SwitchRole

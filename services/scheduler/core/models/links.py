@@ -19,8 +19,6 @@ from shared.ids import WorkerId
 SHIPPED: Final = LinkCosts(setup_s=0.001, bytes_per_s=25.0e9)
 """A card of 200 Gbit/s. A slower one says so with its first read; but while one is believed to be
 too slow, a cold cluster's first burst is sent away from what is cached."""
-_UNHEARD_PER_S: Final = 1.0e9
-"""Bytes that a card is sure to have carried, as long as none was ever measured."""
 _UNLIKE: Final = 1.75
 """Times as fast or as slow as all: cards of 100 and 200 Gbit/s are of two kinds."""
 _MOST_LINKS: Final = 65_536
@@ -66,11 +64,6 @@ class Links:
             return usual
         factor = found.link.bytes_per_s / usual.bytes_per_s
         return found.link if factor > _UNLIKE or factor * _UNLIKE < 1.0 else usual
-
-    def carried_per_s(self, worker: WorkerId, now: float) -> float:
-        """Bytes that its card has surely carried in a second: what is believed, but nothing of it
-        before the first read. Else a slow card's backlog would be gone before that is known."""
-        return self.of(worker, now).bytes_per_s if self.samples else _UNHEARD_PER_S
 
     def forget(self, worker: WorkerId) -> None:
         """It is gone; another process under its name may be elsewhere."""

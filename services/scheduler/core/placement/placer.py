@@ -5,13 +5,13 @@ Holds what policies remember; owns no worker and no charge.
 
 from __future__ import annotations
 
-from services.scheduler.core.cluster import Worker
 from services.scheduler.core.placement.admission import Admission
 from services.scheduler.core.placement.option import Chance, Decision
 from services.scheduler.core.placement.registry import policy
 from services.scheduler.core.placement.settings import PlacementSettings
 from services.scheduler.core.placement.split import SPLITS, offers
-from services.scheduler.core.placement.view import View, World
+from services.scheduler.core.placement.view import View
+from services.scheduler.core.world import World
 from shared.wire.requests import PlaceRequest, Refused
 
 
@@ -42,7 +42,7 @@ class Placer:
         """Why the request had better not run now, although it could be placed."""
         return self.admission.judge(view, decision.chosen)
 
-    def placed(self, view: View, decision: Decision) -> None:
+    def placed(self, view: View, decision: Decision, sequence: int) -> None:
         """It was placed: rates, sessions, predictions and the policy's memory follow."""
         chosen, ask, now, world = decision.chosen, view.ask, view.now, self.world
         self.policy.placed(view, chosen)
@@ -51,20 +51,9 @@ class Placer:
         world.paces.add(chosen.site.report.worker, chosen.work_s, now)
         if chosen.fetch is not None:
             fetched = chosen.fetch.blocks * chosen.site.report.page_bytes
-            self._moves(chosen.site, chosen.fetch.owner, fetched, now)
+            world.will_read(chosen.site, chosen.fetch.owner, sequence, fetched, now)
         if chosen.moved_bytes > 0:
-            self._moves(chosen.decode, chosen.site, chosen.moved_bytes, now)
+            world.will_read(chosen.decode, chosen.site, sequence, chosen.moved_bytes, now)
         world.tenants.add(ask.tenant, chosen.work_s, now)
         world.sessions.remember((ask.tenant, ask.affinity_key), chosen.site.report.worker, now)
         world.index.predict(chosen.site.report.worker, ask.block_hashes, now)
-
-    def _moves(self, reader: Worker, owner: Worker, size_bytes: int, now: float) -> None:
-        """Both cards will be busy with it."""
-        world, to, source = self.world, reader.report.worker, owner.report.worker
-        links = world.learned.links
-        world.link_work.add(to, size_bytes, now)
-        world.receiving.add(to, size_bytes, links.carried_per_s(to, now), now)
-        world.sending.add(source, size_bytes, links.carried_per_s(source, now), now)
-        received_s = now + world.backlog(world.receiving, to, now).seconds
-        sent_s = now + world.backlog(world.sending, source, now).seconds
-        world.cluster.columns.transfer(reader.row, received_s, owner.row, sent_s)

@@ -7,25 +7,18 @@ hash, and no model gives anything but a finite number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from services.scheduler.core.cards import Backlog, Cards
-from services.scheduler.core.cluster import Cluster, Worker
+from services.scheduler.core.cards import Backlog
+from services.scheduler.core.cluster import Worker
 from services.scheduler.core.columns import least
-from services.scheduler.core.flights import Flights
 from services.scheduler.core.groups import Group
 from services.scheduler.core.lookup import Match
-from services.scheduler.core.models.learned import Learned
-from services.scheduler.core.pace import Pace, Paces
 from services.scheduler.core.placement.weights import Weights
-from services.scheduler.core.prefixes import PrefixIndex
-from services.scheduler.core.rates import Rates
-from services.scheduler.core.sessions import Sessions
-from services.scheduler.core.trust import Trust
+from services.scheduler.core.world import World
 from shared import costs
 from shared.ids import WorkerId
 from shared.wire.requests import TOP_PRIORITY, PlaceRequest
@@ -33,39 +26,8 @@ from shared.wire.requests import TOP_PRIORITY, PlaceRequest
 if TYPE_CHECKING:
     from services.scheduler.core.placement.option import Offer
 
-_WINDOW_S: Final = 30.0
-_PACE_S: Final = 10.0
-_LATELY_S: Final = 20.0
 _TIE_S: Final = 1e-9
 """Where streams cost nothing, the fewest are least all the same."""
-
-
-@dataclass(slots=True)
-class World:
-    """All that is known of the cluster when a request comes."""
-
-    cluster: Cluster
-    index: PrefixIndex
-    learned: Learned = field(default_factory=Learned)
-    trust: Trust = field(default_factory=Trust)
-    flights: Flights = field(default_factory=Flights)
-    sessions: Sessions = field(default_factory=Sessions)
-    pace: Pace = field(default_factory=lambda: Pace(_PACE_S))
-    """Requests that compute in the pool of prefill workers."""
-    paces: Paces = field(default_factory=lambda: Paces(_LATELY_S))
-    """The same by worker."""
-    sending: Cards = field(default_factory=Cards)
-    receiving: Cards = field(default_factory=Cards)
-    link_work: Rates[WorkerId] = field(default_factory=lambda: Rates(_WINDOW_S))
-    """Bytes of transfers placed, per second and reader."""
-    tenants: Rates[str] = field(default_factory=lambda: Rates(_WINDOW_S))
-    """Seconds of work placed, per second and tenant."""
-
-    def backlog(self, cards: Cards, worker: WorkerId, now: float) -> Backlog:
-        """What a worker's card has to carry in this direction, at the speed that is believed."""
-        links = self.learned.links
-        left = cards.left(worker, links.carried_per_s(worker, now), now)
-        return Backlog(left, links.of(worker, now).bytes_per_s)
 
 
 class View:
@@ -333,9 +295,13 @@ class View:
 
     def later_s(self, worker: Worker, wait_s: float, work_s: float) -> float:
         """How much this work delays later requests, together: those wait for it that come to the
-        worker before it is done, as they do now. An idle worker to which nobody goes is free."""
-        weights = self.weights
-        coming = self.world.paces.per_s(worker.report.worker, self.now) * (wait_s + work_s)
+        worker before it is done, as they do now. In a burst they will come to idle workers too, so
+        each is taken to get its part of what comes to all."""
+        weights, paces = self.weights, self.world.paces
+        size = len((self.prefills if self.prefills.workers else self.decodes).workers)
+        usual_per_s = self.world.pace.per_s(self.now) / max(1, size)
+        per_s = max(paces.per_s(worker.report.worker, self.now), usual_per_s)
+        coming = per_s * (wait_s + work_s)
         waiting, most = weights.later_share * coming, self._most_later
         return (waiting if waiting < most else most) * work_s * self.others
 
@@ -346,11 +312,11 @@ class View:
 
     def receiving(self, reader: WorkerId) -> Backlog:
         """What the card of this reader has to receive."""
-        return self.world.backlog(self.world.receiving, reader, self.now)
+        return self.world.receiving(reader, self.now)
 
     def sending(self, owner: WorkerId) -> Backlog:
         """What the card of this owner of pages has to send."""
-        return self.world.backlog(self.world.sending, owner, self.now)
+        return self.world.sending(owner, self.now)
 
     def stream_s(self, decode: Worker) -> float:
         """What one more stream costs each that is there: dST = gamma + beta * (N + o/2) more a

@@ -23,7 +23,7 @@ class Weights:
     do lately gets the request, by lot where that is equal too."""
     tie_share: float = 0.01
     """s per s."""
-    exposed_share: float = 0.1
+    exposed_share: float = 0.05
     """s per s. What a second until the second token counts, next to one until the first."""
     later_share: float = 0.25
     """1. Of the requests that come while a prompt is computed, how many wait for it: the others

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from services.scheduler.core.cards import Flow
+from services.scheduler.core.plausible import MOST_PAGES
 from shared.ids import WorkerId
 from shared.wire.requests import PlacementEnded
+from shared.wire.workers import MOST_READING, Reading
 from tests.services.scheduler.builders import beat, placed
 from tests.services.scheduler.placement.scenes import (
     add,
@@ -86,11 +91,46 @@ def test_what_a_slow_card_has_to_carry_is_known_once_its_speed_is() -> None:
     assert unheard.receiving(WorkerId("decode-0")).seconds < 0.02
     links_carry(machine, 1e8)
     known = view(machine, fresh("r10", 100), 0.1)
-    assert known.receiving(WorkerId("decode-0")).seconds == pytest.approx(2.7, rel=0.1)
+    assert known.receiving(WorkerId("decode-0")).seconds == pytest.approx(3.6, rel=0.1)
 
 
 def test_a_card_that_is_free_before_the_prompt_is_computed_delays_nothing() -> None:
     machine = cluster("baton", {"prefill-0": (0, 5.0)})
-    machine.world.receiving.add(WorkerId("decode-0"), 4e9, 1e9, 0.5)
+    machine.world.cards.placed(Flow(WorkerId("decode-0"), WorkerId("prefill-0"), 4e9, 0.5, 1))
     (found,) = placed(machine, whole(), 0.5).candidates
     assert found.terms["queue_s"] == 0.0 and found.terms["wait_s"] > 4.0
+
+
+def test_what_readers_report_counts_and_not_what_was_once_placed() -> None:
+    """A handoff that takes longer than anybody thought is still on its cards; one that is over is
+    not, and neither is that of a worker that is gone."""
+    machine = cluster("baton", {"prefill-0": (0, 0.0)})
+    links_carry(machine, 1e9)
+    decode, prefill = WorkerId("decode-0"), WorkerId("prefill-0")
+
+    def told(sequence: int, pages: int, now: float) -> tuple[float, float]:
+        report = beat("decode-0", sequence=sequence, placement_sequence=1)
+        reading = (Reading(prefill, pages),) if pages else ()
+        load = dataclasses.replace(report.load, reading=reading)
+        machine.handle(dataclasses.replace(report, load=load, page_bytes=10**7), now)
+        seen = view(machine, fresh("r", 10), now)
+        return seen.receiving(decode).seconds, seen.sending(prefill).seconds
+
+    placed(machine, fresh("r1", 100), 0.5)
+    assert told(2, 500, 5.0) == pytest.approx((5.0, 5.0))
+    assert told(3, 500, 9.0) == pytest.approx((5.0, 5.0))
+    assert told(4, 0, 10.0) == (0.0, 0.0)
+    assert told(5, 500, 11.0) == pytest.approx((5.0, 5.0))
+    machine.handle(dataclasses.replace(beat("decode-0", sequence=6), state="ended"), 11.5)
+    assert view(machine, fresh("r", 10), 11.5).sending(prefill).seconds == 0.0
+
+
+def test_who_claims_to_read_what_nobody_can_is_cut() -> None:
+    machine = cluster("baton", {"prefill-0": (0, 0.0)})
+    report = beat("decode-0", sequence=2)
+    reading = tuple(Reading(WorkerId(f"p{n}"), -5 if n else 1 << 60) for n in range(1_000))
+    load = dataclasses.replace(report.load, reading=reading)
+    machine.handle(dataclasses.replace(report, load=load), 1.0)
+    known = machine.cluster.get(WorkerId("decode-0"))
+    assert known is not None and len(known.report.load.reading) == MOST_READING
+    assert [one.pages for one in known.report.load.reading[:2]] == [MOST_PAGES, 0]

@@ -10,6 +10,7 @@ from services.scheduler.core.machine import SchedulerMachine
 from services.scheduler.core.placement.view import View
 from shared import costs
 from shared.ids import WorkerId
+from shared.wire.workers import Reading
 from tests.services.scheduler.builders import COST, beat, placed
 from tests.services.scheduler.placement.scenes import add, core, fresh, links_carry, view
 
@@ -78,7 +79,8 @@ def test_a_report_that_makes_sense_is_taken_whole() -> None:
     report = beat(
         "decode-0", work_left_s=0.5, running=3, placement_sequence=7, step_tokens=64, pages_free=9
     )
-    load = dataclasses.replace(report.load, queued_requests=2, queued_tokens=5)
+    reading = (Reading(WorkerId("prefill-0"), 3),)
+    load = dataclasses.replace(report.load, queued_requests=2, queued_tokens=5, reading=reading)
     silent = {field.name for field in dataclasses.fields(load) if not getattr(load, field.name)}
     assert not silent
     machine.handle(dataclasses.replace(report, load=load), 0.0)
