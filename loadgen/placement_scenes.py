@@ -136,6 +136,7 @@ def _mooncake(of: Count) -> Iterator[Scene]:
                 link_gb=link_gb,
                 block_tokens=512,
                 slo=Slo(5.0, 1.0),
+                draws=3 if link_gb > 3.0 else 10,
             )
 
 

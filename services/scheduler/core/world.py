@@ -20,6 +20,7 @@ from shared.wire.workers import Heartbeat
 
 _WINDOW_S: Final = 30.0
 _PACE_S: Final = 10.0
+_BURST_S: Final = 4.0
 _LATELY_S: Final = 20.0
 
 
@@ -34,7 +35,9 @@ class World:
     flights: Flights = field(default_factory=Flights)
     sessions: Sessions = field(default_factory=Sessions)
     pace: Pace = field(default_factory=lambda: Pace(_PACE_S))
-    """Requests that compute in the pool of prefill workers."""
+    """Requests that compute in the pool of prefill workers ..."""
+    burst: Pace = field(default_factory=lambda: Pace(_BURST_S))
+    """... and those of this very moment."""
     paces: Paces = field(default_factory=lambda: Paces(_LATELY_S))
     """The same by worker."""
     cards: Cards = field(default_factory=Cards)

@@ -48,6 +48,7 @@ class Placer:
         self.policy.placed(view, chosen)
         if chosen.prefill is not None or not view.prefills.workers:
             world.pace.add(chosen.work_s, now)
+            world.burst.add(chosen.work_s, now)
         world.paces.add(chosen.site.report.worker, chosen.work_s, now)
         if chosen.fetch is not None:
             fetched = chosen.fetch.blocks * chosen.site.report.page_bytes

@@ -299,7 +299,7 @@ class View:
         each is taken to get its part of what comes to all."""
         weights, paces = self.weights, self.world.paces
         size = len((self.prefills if self.prefills.workers else self.decodes).workers)
-        usual_per_s = self.world.pace.per_s(self.now) / max(1, size)
+        usual_per_s = self.world.burst.per_s(self.now) / max(1, size)
         per_s = max(paces.per_s(worker.report.worker, self.now), usual_per_s)
         coming = per_s * (wait_s + work_s)
         waiting, most = weights.later_share * coming, self._most_later
