@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from loadgen.sim.clock import EventHeap
@@ -64,33 +65,42 @@ class FairShare:
         flow.done()
 
     def _share(self, touched: Iterable[Card]) -> None:
-        """New rates for all flows that what happened on these cards can reach."""
-        flows = self._reached(touched)
-        for flow, rate in _filled(flows):
-            if rate != flow.rate:
+        """New rates for all flows that what happened on these cards can reach. Of flows that reach
+        each other the first that will end is called for: then they share anew."""
+        seen: set[Card] = set()
+        for card in touched:
+            flows = self._reached(card, seen)
+            for flow, rate in _filled(flows) if flows else ():
                 self._paced(flow, rate)
+            if flows:
+                first = min(flows, key=_ends_s)
+                self._heap.at(_ends_s(first), partial(self._end, first, first.turn))
 
     def _paced(self, flow: Flow, rate: float) -> None:
+        flow.turn += 1
+        if rate == flow.rate:
+            return
         now_s = self._heap.now_s
         flow.left = max(0.0, flow.left - flow.rate * (now_s - flow.since_s))
         flow.rate, flow.since_s = rate, now_s
-        flow.turn += 1
-        turn = flow.turn
-        self._heap.after(flow.left / rate, lambda: self._end(flow, turn))
 
-    def _reached(self, touched: Iterable[Card]) -> dict[Flow, None]:
+    def _reached(self, first: Card, seen: set[Card]) -> dict[Flow, None]:
+        """All flows that this card's share cards with, directly or not; cards are seen once."""
         found: dict[Flow, None] = {}
-        seen: set[Card] = set()
-        open_cards = list(touched)
-        while open_cards:
-            card = open_cards.pop()
+        waiting = [first]
+        while waiting:
+            card = waiting.pop()
             if card in seen:
                 continue
             seen.add(card)
             for flow in self._on[card]:
                 found[flow] = None
-                open_cards += flow.cards
+                waiting += flow.cards
         return found
+
+
+def _ends_s(flow: Flow) -> float:
+    return flow.since_s + flow.left / flow.rate
 
 
 def _filled(flows: dict[Flow, None]) -> Iterable[tuple[Flow, float]]:
