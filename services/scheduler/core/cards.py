@@ -127,6 +127,8 @@ class Cards:
 def backlog(flows: Iterable[Flow], bytes_per_s: float, now: float) -> Backlog:
     """What is left of them, each of which had an equal part of the card since it was told of."""
     known = list(flows)
-    part_per_s = bytes_per_s / max(1, len(known))
+    if not known:
+        return Backlog((), bytes_per_s)
+    part_per_s = bytes_per_s / len(known)
     left = [flow.size_bytes - part_per_s * max(0.0, now - flow.since_s) for flow in known]
     return Backlog(tuple(sorted([size for size in left if size > 0.0])), bytes_per_s)

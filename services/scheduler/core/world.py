@@ -57,6 +57,8 @@ class World:
     def reads(self, beat: Heartbeat, now: float) -> None:
         """A worker told what it has still to read."""
         load, size_bytes = beat.load, float(beat.page_bytes)
+        if not load.reading and not self.cards.to(beat.worker):
+            return
         left = [(one.peer, one.pages * size_bytes) for one in load.reading if one.pages]
         owners = self.cards.reported(beat.worker, load.placement_sequence, left, now)
         self._show((beat.worker, *owners), now)
