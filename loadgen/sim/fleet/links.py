@@ -5,7 +5,7 @@ for these.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -17,8 +17,7 @@ from loadgen.sim.plane import Ask, PageFabric, PageHost
 from loadgen.sim.scene import Scene
 from shared.errors import Code
 from shared.ids import PageId, WorkerId
-from shared.runtime.measured import MOST
-from shared.shared_reads import SharedReads
+from shared.runtime.measured import Measured
 from shared.wire.workers import LinkSample
 
 
@@ -44,14 +43,11 @@ class LinkFabric(PageFabric):
         self._host = host
         self._share = FairShare(scene.heap)
         self._cards: dict[tuple[str, str], Card] = {}
-        self._reads: defaultdict[str, SharedReads] = defaultdict(SharedReads)
-        self._samples: defaultdict[str, deque[LinkSample]] = defaultdict(lambda: deque(maxlen=MOST))
+        self._measured: defaultdict[str, Measured] = defaultdict(Measured)
 
     def measured(self, reader: str) -> tuple[LinkSample, ...]:
         """The newest reads, each as if it had had the reader's card for itself."""
-        found = tuple(self._samples[reader])
-        self._samples[reader].clear()
-        return found
+        return self._measured[reader].take()[1]
 
     def inbound(self, host: PageHost) -> set[PageId]:
         return set()
@@ -103,8 +99,8 @@ class LinkFabric(PageFabric):
 
     def _measure(self, reader: str, owner: str, size_bytes: int, seconds: float) -> None:
         self.moved.seconds += seconds
-        alone_s = self._reads[reader].alone_s(size_bytes, seconds, self._scene.heap.now_s)
-        self._samples[reader].append(LinkSample(WorkerId(owner), size_bytes, alone_s))
+        now = self._scene.heap.now_s
+        self._measured[reader].read(WorkerId(owner), size_bytes, seconds, now)
 
     def _card(self, way: str, host: PageHost) -> Card:
         card = self._cards.get((way, host.name))
